@@ -1,0 +1,32 @@
+# Every command makes the virtual environment that it needs. Nothing is installed outside of them.
+PYTHON ?= python3
+PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
+
+.PHONY: demo test check lint types bench clean
+
+demo: .venv-demo/ready
+	.venv-demo/bin/python examples/embed_texts.py
+
+test: .venv-test/ready
+	.venv-test/bin/python -m pytest
+
+check: lint types test
+
+lint: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+
+types: .venv-test/ready
+	.venv-test/bin/mypy
+
+bench: .venv-bench/ready
+	.venv-bench/bin/python benchmarks/overhead.py
+
+# pip, not uv: it finds the pinned build of torch. An environment is made anew when the dependencies change.
+.venv-%/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	$(call PIP,.venv-$*) --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv-demo .venv-test .venv-bench demo-output

@@ -1,0 +1,78 @@
+"""Penstock: ML inference over batch data as one transform in a pipeline."""
+
+from penstock.engines.local import LocalEngine
+from penstock.errors import EngineError, PenstockError, RowError, UsageError
+from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
+from penstock.inference.results import PredictionResult
+from penstock.inference.transform import RunInference
+from penstock.io.csv import ReadFromCsv, WriteToCsv
+from penstock.io.lines import ReadFromJsonl, ReadFromText, WriteToJsonl, WriteToText
+from penstock.io.memory import Create
+from penstock.io.parquet import ReadFromParquet, WriteToParquet
+from penstock.io.sink import Part, Sink, Write, Writer
+from penstock.io.source import Read, Source, SplitGoal
+from penstock.observe.result import RunResult
+from penstock.options import RunOptions
+from penstock.pipeline.graph import PCollection, PTransform
+from penstock.pipeline.pipeline import Engine, Pipeline
+from penstock.pipeline.transforms import (
+    BatchElements,
+    DoFn,
+    Filter,
+    FlatMap,
+    Flatten,
+    Map,
+    MapBatches,
+    ParDo,
+    Partition,
+    Reshuffle,
+    TaggedOutput,
+)
+from penstock.version import __version__
+
+__all__ = [
+    "BatchElements",
+    "Create",
+    "DoFn",
+    "Engine",
+    "EngineError",
+    "Filter",
+    "FlatMap",
+    "Flatten",
+    "KeyedModelHandler",
+    "LocalEngine",
+    "Map",
+    "MapBatches",
+    "MaybeKeyedModelHandler",
+    "ModelHandler",
+    "PCollection",
+    "PTransform",
+    "ParDo",
+    "Part",
+    "Partition",
+    "PenstockError",
+    "Pipeline",
+    "PredictionResult",
+    "Read",
+    "ReadFromCsv",
+    "ReadFromJsonl",
+    "ReadFromParquet",
+    "ReadFromText",
+    "Reshuffle",
+    "RowError",
+    "RunInference",
+    "RunOptions",
+    "RunResult",
+    "Sink",
+    "Source",
+    "SplitGoal",
+    "TaggedOutput",
+    "UsageError",
+    "Write",
+    "WriteToCsv",
+    "WriteToJsonl",
+    "WriteToParquet",
+    "WriteToText",
+    "Writer",
+    "__version__",
+]

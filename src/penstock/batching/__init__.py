@@ -1,0 +1,1 @@
+"""When a batch leaves, and what is in it: pure decisions. Rows and the time go in, batches come out."""

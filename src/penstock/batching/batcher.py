@@ -1,0 +1,154 @@
+"""The batcher: rows that callers submitted, cut into batches. Pure: the caller passes in the time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.batching.limits import BatchLimits
+
+T = TypeVar("T")
+
+
+class Entry(Generic[T]):
+    """Rows that one caller submitted together. The batcher sees their number and weights; `item` is the caller's own."""
+
+    __slots__ = ("alone", "arrived", "group", "item", "size", "taken", "weights")
+
+    def __init__(
+        self, item: T, size: int, *, weights: Sequence[int] | None = None, group: Hashable = None, alone: bool = False
+    ) -> None:
+        self.item = item
+        self.size = size
+        self.weights = weights
+        self.group = group  # only rows of one group share a batch
+        self.alone = alone  # this entry is a batch already
+        self.arrived = 0.0
+        self.taken = 0  # rows that have left
+
+
+class Span(NamedTuple, Generic[T]):
+    """Rows start to stop of an entry: a piece of a batch."""
+
+    entry: Entry[T]
+    start: int
+    stop: int
+
+
+class Batcher(Generic[T]):
+    """Decides when a batch is ready, and which rows are in it: the oldest first, in the order they came.
+
+    A batch never holds more than max_size rows, and never weighs more than max_weight unless it is a single row.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self._groups: dict[Hashable, _Group[T]] = {}
+        self._alone: deque[Entry[T]] = deque()
+
+    def add(self, entry: Entry[T], now: float) -> None:
+        entry.arrived = now
+        if not entry.size:
+            return
+        if entry.alone:
+            self._alone.append(entry)
+            return
+        self._groups.setdefault(entry.group, _Group()).add(entry)
+
+    def take(self, now: float, *, flush: bool = False) -> list[Span[T]] | None:
+        """The next batch if one is full or due, or with `flush` whatever waits longest."""
+        if self._alone:
+            entry = self._alone.popleft()
+            entry.taken = entry.size
+            return [Span(entry, 0, entry.size)]
+        for key, group in sorted(self._groups.items(), key=_age) if len(self._groups) > 1 else self._groups.items():
+            if flush or group.is_full(self.limits) or self._is_due(group, now):
+                spans = group.cut(self.limits)
+                if not group.rows:
+                    del self._groups[key]
+                return spans
+        return None
+
+    def deadline(self) -> float | None:
+        """When the oldest row will have waited long enough: the time to ask again."""
+        if self.limits.max_wait is None or not self._groups:
+            return None
+        return min(group.oldest for group in self._groups.values()) + self.limits.max_wait
+
+    def discard(self, unwanted: Callable[[T], bool]) -> None:
+        """Forget the rows, not yet taken, of entries whose caller has given up."""
+        kept = [e for group in self._groups.values() for e in group.entries if not unwanted(e.item)]
+        self._alone = deque(entry for entry in self._alone if not unwanted(entry.item))
+        self._groups = {}
+        for entry in kept:
+            self._groups.setdefault(entry.group, _Group()).add(entry)
+
+    @property
+    def waiting(self) -> int:
+        """How many rows wait."""
+        return sum(group.rows for group in self._groups.values()) + sum(entry.size for entry in self._alone)
+
+    def _is_due(self, group: _Group[T], now: float) -> bool:
+        return self.limits.max_wait is not None and now >= group.oldest + self.limits.max_wait
+
+
+def _age(item: tuple[Hashable, _Group[T]]) -> float:
+    return item[1].oldest
+
+
+class _Group(Generic[T]):
+    """Rows that may share a batch."""
+
+    __slots__ = ("entries", "rows", "weight")
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry[T]] = deque()
+        self.rows = 0
+        self.weight = 0
+
+    def add(self, entry: Entry[T]) -> None:
+        self.entries.append(entry)
+        self.rows += entry.size - entry.taken
+        if entry.weights is not None:
+            self.weight += sum(entry.weights[entry.taken :])
+
+    @property
+    def oldest(self) -> float:
+        return self.entries[0].arrived
+
+    def is_full(self, limits: BatchLimits) -> bool:
+        return self.rows >= limits.max_size or (limits.max_weight is not None and self.weight >= limits.max_weight)
+
+    def cut(self, limits: BatchLimits) -> list[Span[T]]:
+        spans: list[Span[T]] = []
+        room = limits.max_size
+        weight_left = limits.max_weight
+        while room and self.entries:
+            entry = self.entries[0]
+            start = entry.taken
+            stop = min(entry.size, start + room)
+            if weight_left is not None and entry.weights is not None:
+                stop, used = _fit(entry.weights, start, stop, weight_left, first=not spans)
+                weight_left -= used
+                self.weight -= used
+            if stop == start:
+                break
+            spans.append(Span(entry, start, stop))
+            entry.taken = stop
+            room -= stop - start
+            self.rows -= stop - start
+            if stop < entry.size:
+                break
+            self.entries.popleft()
+        return spans
+
+
+def _fit(weights: Sequence[int], start: int, stop: int, left: int, *, first: bool) -> tuple[int, int]:
+    """How far from `start` the weights fit into `left`, and their sum. The first row of a batch always fits."""
+    used = 0
+    for index in range(start, stop):
+        if used + weights[index] > left and not (first and index == start):
+            return index, used
+        used += weights[index]
+    return stop, used

@@ -1,0 +1,102 @@
+"""A block: a run of rows, as a list of row objects or as the columns of one Arrow table.
+
+Blocks are what flows between steps. A step that can take columns takes the table whole; any other step sees rows. This
+module never imports Arrow itself: where there is a table, the caller has imported it already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Block: TypeAlias = "list[Any] | pa.Table"
+
+MAX_ROWS = 4096
+MAX_BYTES = 8 << 20
+
+
+def is_table(block: Block) -> bool:
+    """Whether the block holds columns."""
+    return type(block) is not list
+
+
+def rows_of(block: Block) -> list[Any]:
+    """The block as row objects: the list itself, or one dict per row of the table."""
+    return block if isinstance(block, list) else cast("list[Any]", block.to_pylist())
+
+
+def row_count(block: Block) -> int:
+    return len(block) if isinstance(block, list) else cast(int, block.num_rows)
+
+
+def slice_rows(block: Block, start: int, stop: int) -> Block:
+    """Rows start to stop. A slice of a table shares its columns; a slice of all rows is the block itself."""
+    if start == 0 and stop == row_count(block):
+        return block
+    return block[start:stop] if isinstance(block, list) else block.slice(start, stop - start)
+
+
+def join(blocks: Sequence[Block]) -> Block:
+    """Blocks of one kind as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if isinstance(blocks[0], list):
+        return [row for block in blocks for row in block]
+    import pyarrow as pa
+
+    return pa.concat_tables(blocks)
+
+
+def size_of(row: object) -> int:
+    """About how many bytes a row holds: exact for arrays, tensors, strings and bytes; containers to two levels."""
+    return _size_of(row, 2)
+
+
+def _size_of(value: Any, depth: int) -> int:
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    size = sys.getsizeof(value, 64)
+    if depth and isinstance(value, dict):
+        size += sum(_size_of(v, depth - 1) for v in value.values())
+    elif depth and isinstance(value, (list, tuple, set, frozenset)):
+        size += sum(_size_of(v, depth - 1) for v in value)
+    return size
+
+
+def byte_size(block: Block) -> int:
+    """About how many bytes a block holds, from a sample of its rows."""
+    if not isinstance(block, list):
+        return cast(int, block.nbytes)
+    sample = block[:: max(1, len(block) // 8)]
+    return sum(map(size_of, sample)) * len(block) // max(1, len(sample))
+
+
+def fitting_rows(block: list[Any]) -> int:
+    """How many rows like these make one block: bounded in rows and in bytes."""
+    if not block:
+        return MAX_ROWS
+    per_row = max(1, byte_size(block) // len(block))
+    return max(1, min(MAX_ROWS, MAX_BYTES // per_row))
+
+
+class Pacer:
+    """Cuts rows into pieces, so that what a function makes of one piece stays about one block: paths may become images."""
+
+    def __init__(self) -> None:
+        self.rows = 16
+
+    def pieces(self, rows: list[Any]) -> Iterator[list[Any]]:
+        at = 0
+        while at < len(rows):
+            piece = rows[at : at + self.rows] if at or len(rows) > self.rows else rows
+            at += len(piece)
+            yield piece
+
+    def saw(self, made: list[Any]) -> None:
+        """Learn from what was made of a piece."""
+        self.rows = fitting_rows(made)

@@ -1,0 +1,241 @@
+"""One bundle: the rows of one split through the steps of one stage, on one thread.
+
+source.read(split) or blocks of the stage before
+    -> operator -> operator -> ...          (a tree: a step may have several consumers)
+         -> a sink's writer, aside | blocks for the next stage | blocks for collect()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from penstock.blocks import Block, is_table, row_count
+from penstock.engines.operators import Emit, Operator, make_operator
+from penstock.engines.plan import Outlet, Stage, Step
+from penstock.errors import InputError, OutputError, PenstockError, StepError, TransientError
+from penstock.inference.session import Caller, Sessions
+from penstock.io.sink import Part, Sink, Writer
+from penstock.io.source import Read, Source
+from penstock.observe.result import StepCount
+from penstock.pipeline.graph import MAIN
+from penstock.rows import safe_str
+
+Key: TypeAlias = tuple[int, ...]  # where a split's rows stand among all rows: keys sort in the order of the rows
+
+
+class Shipment(Protocol):
+    """Blocks that leave a bundle for another stage or for the user."""
+
+    def add(self, block: Block) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a bundle works on, and under which name its output goes."""
+
+    run: str
+    key: Key
+    attempt: int
+    root: int  # which of the stage's ways in
+    split: Any = None  # of a source
+    blocks: Iterable[Block] = ()  # or what the stage before made
+
+
+@dataclass(slots=True)
+class BundleResult:
+    """What a bundle did. It counts only when the whole bundle did."""
+
+    counts: dict[str, StepCount] = field(default_factory=dict)
+    parts: list[tuple[int, Any]] = field(default_factory=list)  # the sink's node, and the token to publish
+    rows_read: int = 0
+
+
+class StageRunner:
+    """A stage's steps, copied for one thread. Runs one bundle after another; close() ends the steps' lives."""
+
+    def __init__(self, stage: Stage, sinks: dict[int, tuple[str, Sink[Any]]], sessions: Sessions) -> None:
+        self.rows_read = 0  # of the bundle that runs: for progress, read from other threads
+        self._caller = Caller()
+        self._sessions = sessions
+        self._sinks = sinks
+        self._operators: list[list[Operator]] = []  # for each root, in an order where consumers come later
+        self._entries: list[tuple[Step, Emit]] = []
+        for root in stage.roots:
+            operators: list[Operator] = []
+            self._entries.append((root, self._wire(root, operators)[MAIN]))
+            self._operators.append(operators)
+        for operators in self._operators:
+            for operator in operators:
+                operator.setup()
+
+    def run(self, work: Assignment, ship: Callable[[Outlet], Shipment]) -> BundleResult:
+        """Run one bundle. On an error nothing of it is kept: parts written aside are thrown away."""
+        root, emit = self._entries[work.root]
+        operators = self._operators[work.root]
+        read = StepCount()
+        self.rows_read = 0
+        for operator in operators:
+            operator.count = StepCount()
+            if isinstance(operator, SinkOperator):
+                operator.work = work
+            elif isinstance(operator, ShipOperator):
+                operator.ship = ship
+        try:
+            for operator in operators:
+                operator.start()
+            for block in _read(root, work):
+                self.rows_read += row_count(block)
+                emit(block)
+            for operator in operators:
+                operator.finish()
+        except BaseException:
+            for operator in operators:
+                operator.abort()
+            raise
+        read.rows_out = self.rows_read
+        return self._result(root, read, operators)
+
+    def close(self) -> None:
+        for operators in self._operators:
+            for operator in operators:
+                operator.teardown()
+
+    def _wire(self, step: Step, operators: list[Operator]) -> dict[str, Emit]:
+        """Make the operators behind a step's outputs, each before its consumers, and connect them."""
+        return {tag: _fan([self._connected(each, operators) for each in nexts]) for tag, nexts in step.next.items()}
+
+    def _connected(self, end: Step | Outlet, operators: list[Operator]) -> Emit:
+        operator: Operator
+        if isinstance(end, Step):
+            operator = make_operator(end.label, end.transform, self._sessions, self._caller)
+            operators.append(operator)
+            operator.connect(self._wire(end, operators))
+        elif end.kind == "sink":
+            label, sink = self._sinks[end.target]
+            operator = SinkOperator(label, sink, end)
+            operators.append(operator)
+        else:
+            operator = ShipOperator(end)
+            operators.append(operator)
+        return operator.push
+
+    def _result(self, root: Step, read: StepCount, operators: Sequence[Operator]) -> BundleResult:
+        result = BundleResult(rows_read=read.rows_out)
+        if root.transform is not None:
+            result.counts[root.label] = read
+        for operator in operators:
+            if not isinstance(operator, ShipOperator):
+                result.counts.setdefault(operator.label, StepCount()).add(operator.count)
+            if isinstance(operator, SinkOperator) and operator.token is not None:
+                result.parts.append((operator.outlet.target, operator.token))
+        return result
+
+
+class ShipOperator(Operator):
+    """Hands blocks to whoever carries them on."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__("")
+        self.outlet = outlet
+        self.ship: Callable[[Outlet], Shipment] | None = None
+        self._shipment: Shipment | None = None
+
+    def start(self) -> None:
+        assert self.ship is not None
+        self._shipment = self.ship(self.outlet)
+
+    def push(self, block: Block) -> None:
+        assert self._shipment is not None
+        self._shipment.add(block)
+
+
+class SinkOperator(Operator):
+    """Writes a split's rows to one part, aside. The part is opened with the first row."""
+
+    def __init__(self, label: str, sink: Sink[Any], outlet: Outlet) -> None:
+        super().__init__(label)
+        self.outlet = outlet
+        self.token: Any = None
+        self.work: Assignment | None = None
+        self._sink = sink
+        self._writer: Writer[Any] | None = None
+
+    def start(self) -> None:
+        self.token = None
+        self._writer = None
+
+    def push(self, block: Block) -> None:
+        self.count.rows_in += row_count(block)
+        with _writing(self.label, self._sink):
+            if self._writer is None:
+                self._writer = self._open()
+            self._writer.write(block)
+
+    def finish(self) -> None:
+        if self._writer is not None:
+            with _writing(self.label, self._sink):
+                self.token = self._writer.close()
+            self._writer = None
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            with suppress(Exception):  # the error that led here is the one to show
+                self._writer.abort()
+            self._writer = None
+
+    def _open(self) -> Writer[Any]:
+        assert self.work is not None
+        name = "-".join(f"{number:05d}" for number in (*self.outlet.path, *self.work.key))
+        return self._sink.open(Part(run=self.work.run, name=name, attempt=self.work.attempt))
+
+
+@contextmanager
+def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
+    try:
+        yield
+    except PenstockError:
+        raise
+    except PermissionError as exc:
+        raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {exc}") from exc
+    except OSError as exc:
+        raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {type(exc).__name__}: {exc}") from exc
+    except Exception as exc:
+        raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
+
+
+def _read(root: Step, work: Assignment) -> Iterator[Block]:
+    if root.transform is None:
+        yield from work.blocks
+        return
+    assert isinstance(root.transform, Read)
+    source: Source[Any] = root.transform.source
+    blocks = iter(source.read(work.split))
+    while True:
+        try:
+            block = next(blocks)
+        except StopIteration:
+            return
+        except PenstockError:
+            raise
+        except (FileNotFoundError, PermissionError) as exc:
+            raise InputError(f"step {root.label!r}: {exc}") from exc
+        except OSError as exc:
+            raise TransientError(f"step {root.label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
+        except Exception as exc:
+            raise StepError(f"step {root.label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
+        yield block
+
+
+def _fan(ends: list[Emit]) -> Emit:
+    """One emit for several consumers; each gets a list of its own, because user code may change what it is given."""
+    if len(ends) == 1:
+        return ends[0]
+
+    def emit(block: Block) -> None:
+        for end in ends:
+            end(block if is_table(block) else list(block))
+
+    return emit

@@ -1,0 +1,199 @@
+"""The coordinator: one run, from the splits of the sources to the published output.
+
+      plan + pools                                  workers (this process, or processes of their own)
+           |                                             thread: split -> steps -> writers, aside
+    +------v-------+   Assign, Start, Stop   +--------+        |
+    |  Scheduler   |------------------------>|workers |  Work  v
+    |   (pure)     |<---- done / failed / ---| wait() |<------- Done(counts, parts, chunks) | Failed | Died
+    +--------------+         died            +--------+
+           ^                                     |
+           |  chunks for the next stage ---------+--- chunks for collect() ---> rows, in the order of their keys
+           |                                     '--- parts (aside) -----------> published when the whole run is done
+
+The loop blocks in one place, workers.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
+without a trace and runs again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import cloudpickle
+
+from penstock.blocks import rows_of
+from penstock.engines.bundle import Key
+from penstock.engines.local.inline import FailedHere
+from penstock.engines.local.parcel import AnonymousFile, Chunk
+from penstock.engines.local.processes import describe_exit
+from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
+from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
+from penstock.engines.plan import Outlet, Plan
+from penstock.errors import EngineError, NotShippableError, WorkerDiedError
+from penstock.observe.metrics import Metrics
+from penstock.observe.result import StepCount
+from penstock.rows import safe_str
+
+TICK = 0.2  # seconds between two looks at the progress
+
+
+class Workers(Protocol):
+    """Where work is done: in this process, or in others."""
+
+    def start(self, pool: int, worker: int) -> None: ...
+    def assign(self, worker: int, work: Work) -> None: ...
+    def stop(self, worker: int) -> None: ...
+    def wait(self, seconds: float | None) -> list[tuple[int, Any]]: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has done so far."""
+
+    counts: dict[str, StepCount] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    parts: list[tuple[int, Any]] = field(default_factory=list)  # sink's node, token
+    collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
+    stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
+    running_rows: dict[int, int] = field(default_factory=dict)  # by task
+    splits: int = 0
+
+
+class Coordinator:
+    """Drives one run. `watch` is called between events with the tally, at least every TICK if it is given."""
+
+    def __init__(
+        self,
+        run: str,
+        plan: Plan,
+        scheduler: Scheduler,
+        workers: Workers,
+        watch: Callable[[Tally, Mapping[int, Task]], None] | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self._run = run
+        self._plan = plan
+        self._scheduler = scheduler
+        self._workers = workers
+        self._watch = watch
+        self._running: dict[int, Task] = {}
+
+    def run(self) -> Tally:
+        """Until every split is done, or the first error that ends the run."""
+        while True:
+            for command in self._scheduler.decide(time.monotonic()):
+                self._carry_out(command)
+            if self._scheduler.finished:
+                return self.tally
+            for worker, event in self._workers.wait(self._patience()):
+                self._handle(worker, event)
+            if self._watch is not None:
+                self._watch(self.tally, self._running)
+
+    def _patience(self) -> float | None:
+        deadline = self._scheduler.deadline()
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if self._watch is None:
+            return patience
+        return TICK if patience is None else min(TICK, patience)
+
+    def _carry_out(self, command: StartWorker | StopWorker | Assign) -> None:
+        if isinstance(command, StartWorker):
+            self._workers.start(command.pool, command.worker)
+        elif isinstance(command, StopWorker):
+            self._workers.stop(command.worker)
+        else:
+            self._running[command.task.id] = command.task
+            self._workers.assign(command.worker, self._work_of(command.task))
+
+    def _work_of(self, task: Task) -> Work:
+        chunk = task.payload if isinstance(task.payload, Chunk) else None
+        split = None
+        if chunk is None:
+            try:
+                split = cloudpickle.dumps(task.payload, protocol=5)
+            except Exception as exc:
+                raise NotShippableError(
+                    f"step {self._plan.stages[task.stage].roots[task.root].label!r}: rows cannot be sent to a worker "
+                    f"({type(exc).__name__}: {safe_str(exc)}); create plain data, and make the rest of it in ps.Map(...)"
+                ) from exc
+        return Work(task.id, task.stage, task.root, self._run, task.key, task.attempt, split, chunk)
+
+    def _handle(self, worker: int, event: Any) -> None:
+        if isinstance(event, Ready):
+            self._scheduler.worker_ready(worker)
+        elif isinstance(event, Progress):
+            self.tally.metrics.merge(event.metrics)
+            self.tally.running_rows.update(event.rows)
+        elif isinstance(event, Done):
+            self.tally.metrics.merge(event.metrics)
+            self._done(worker, event)
+        elif isinstance(event, (Failed, FailedHere)):
+            self._failed(worker, event)
+        elif isinstance(event, Died):
+            self._died(worker, event)
+        else:
+            raise EngineError(f"a worker said {event!r}, which nobody expected")
+
+    def _done(self, worker: int, done: Done) -> None:
+        task = self._scheduler.task_done(worker, done.task)
+        self._forget(task)
+        self.tally.splits += 1
+        for label, count in done.result.counts.items():
+            self.tally.counts.setdefault(label, StepCount()).add(count)
+        self.tally.parts += done.result.parts
+        self.tally.stage_rows[task.stage] = self.tally.stage_rows.get(task.stage, 0) + done.result.rows_read
+        for outlet, chunks in done.shipped:
+            self._receive(outlet, task.key, chunks)
+        if isinstance(task.payload, Chunk):
+            _release(task.payload)
+
+    def _receive(self, outlet: Outlet, key: Key, chunks: list[Chunk]) -> None:
+        for number, chunk in enumerate(chunks):
+            if outlet.kind == "stage":
+                self._scheduler.add(outlet.target, 0, (*outlet.path, *key, number), chunk, chunk.size)
+            else:
+                rows: list[Any] = []
+                for block in chunk.read():
+                    rows.extend(rows_of(block))
+                self.tally.collected.setdefault(outlet.target, []).append(((*outlet.path, *key, number), rows))
+                _release(chunk)
+
+    def _failed(self, worker: int, failed: Failed | FailedHere) -> None:
+        here = isinstance(failed, FailedHere)
+        may_pass = failed.may_pass if isinstance(failed, FailedHere) else failed.error.may_pass
+        self._forget(self._running[failed.task])
+        if not self._scheduler.task_failed(worker, failed.task, time.monotonic(), may_pass=may_pass):
+            raise failed.exception if here else failed.error.error()  # type: ignore[union-attr]
+
+    def _died(self, worker: int, died: Died) -> None:
+        how = describe_exit(died.exit_code)
+        if self._scheduler.is_starting(worker):
+            if not self._scheduler.start_failed(worker):
+                raise WorkerDiedError(f"worker processes cannot be started: {how}; what they printed is above")
+            return
+        fatal = self._scheduler.worker_died(worker, time.monotonic())
+        self._running = {number: task for number, task in self._running.items() if self._scheduler.is_running(number)}
+        if fatal is not None:
+            raise self._death_of(fatal, how)
+
+    def _death_of(self, task: Task, how: str) -> WorkerDiedError:
+        stage = self._plan.stages[task.stage]
+        steps = ", ".join(step.label for step in stage.steps())
+        where = "-".join(map(str, task.key))
+        return WorkerDiedError(
+            f"a worker process died {task.troubles} times while it ran split {where} of stage {stage.index}, alone: {how}\n"
+            f"  the stage's steps: {steps}\n"
+            "  look for a crash in native code or in load_model(), or a split that needs more memory than there is"
+        )
+
+    def _forget(self, task: Task) -> None:
+        self._running.pop(task.id, None)
+        self.tally.running_rows.pop(task.id, None)
+
+
+def _release(chunk: Chunk) -> None:
+    if isinstance(chunk.file, AnonymousFile):
+        chunk.file.release()

@@ -1,0 +1,227 @@
+"""The local engine: from a graph to a result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+
+from penstock.engines.local.coordinator import Coordinator, Tally
+from penstock.engines.local.explain import explain
+from penstock.engines.local.inline import InlineWorkers
+from penstock.engines.local.pools import Machine, Pools, choose_pools
+from penstock.engines.local.processes import Guardian
+from penstock.engines.local.remote import ProcessWorkers
+from penstock.engines.local.schedule import Scheduler, Task
+from penstock.engines.plan import Plan, Stage, make_plan
+from penstock.errors import AccountingError, NotShippableError
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Sink, Write
+from penstock.io.source import SplitGoal
+from penstock.observe.progress import Progress, StageProgress
+from penstock.observe.result import RunResult
+from penstock.options import RunOptions
+from penstock.pipeline.graph import PCollection
+from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.transforms import Map
+from penstock.rows import safe_str
+
+SPLITS_PER_SLOT = 8  # so that the last splits to finish leave no core idle for long
+
+
+class LocalEngine:
+    """Runs a pipeline on this machine."""
+
+    def explain(self, graph: Graph, options: RunOptions) -> str:
+        plan = make_plan(graph)
+        return explain(plan, choose_pools(plan, options, Machine.here()), options)
+
+    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        started = time.perf_counter()
+        plan = make_plan(graph)
+        programs = {stage.index: _program(plan, stage) for stage in plan.stages}
+        pools = choose_pools(plan, options, Machine.here())
+        scheduler = _scheduler(plan, pools, options)
+        run = _Run(secrets.token_hex(8), plan, pools, programs, scheduler, options)
+        with _terminable():
+            tally = run.carry_out()
+        result = RunResult(
+            run=run.id,
+            seconds=time.perf_counter() - started,
+            counts=tally.counts,
+            metrics=tally.metrics,
+            outputs=[sink.describe() for sink in run.sinks.values()],
+            splits=tally.splits,
+            retries=scheduler.retries,
+            worker_deaths=scheduler.deaths,
+        )
+        return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
+
+
+@dataclass
+class _Run:
+    """One run, between the sinks' first and last word."""
+
+    id: str
+    plan: Plan
+    pools: Pools
+    programs: Mapping[int, bytes]
+    scheduler: Scheduler
+    options: RunOptions
+
+    @property
+    def sinks(self) -> dict[int, Sink[Any]]:
+        return {index: sink for index, (_, sink) in _sinks(self.plan).items()}
+
+    def carry_out(self) -> Tally:
+        published = False
+        try:
+            for sink in self.sinks.values():
+                sink.prepare(self.id)
+            tally = self._work()
+            _check_counts(self.plan, tally)
+            for index, token in tally.parts:
+                self.sinks[index].publish(token)
+            published = True
+            return tally
+        finally:
+            for sink in self.sinks.values():
+                sink.finish(self.id, published)
+
+    def _work(self) -> Tally:
+        folders = [folder for sink in self.sinks.values() for folder in sink.aside(self.id)]
+        if self.pools.in_process and not folders:
+            return self._coordinate(InlineWorkers(self.programs, self.pools.slots))
+        with Guardian(folders) as guardian:
+            if self.pools.in_process:
+                return self._coordinate(InlineWorkers(self.programs, self.pools.slots))
+            by_index = {pool.index: pool for pool in self.pools.pools}
+            return self._coordinate(ProcessWorkers(self.programs, by_index, guardian))
+
+    def _coordinate(self, workers: InlineWorkers | ProcessWorkers) -> Tally:
+        wanted = sys.stderr.isatty() if self.options.progress is None else self.options.progress
+        progress = Progress(sys.stderr) if wanted else None
+        known = sum(read.source.count() or 0 for _, _, _, read in self.plan.sources())
+
+        def watch(tally: Tally, running: Mapping[int, Task]) -> None:
+            assert progress is not None
+            progress.show(_stage_lines(self.plan, tally, running, known))
+
+        coordinator = Coordinator(self.id, self.plan, self.scheduler, workers, watch if progress else None)
+        try:
+            tally = coordinator.run()
+            if progress is not None:
+                progress.finish(_stage_lines(self.plan, tally, {}, known))
+            workers.close()
+            return tally
+        except BaseException:
+            workers.kill()
+            raise
+
+
+def _program(plan: Plan, stage: Stage) -> bytes:
+    """A stage as it is copied to every thread that runs it. What cannot be copied is found before anything starts."""
+    try:
+        program: bytes = cloudpickle.dumps((stage, _sinks(plan)), protocol=5)
+    except Exception as whole:
+        for step in stage.steps():
+            try:
+                cloudpickle.dumps(step.transform, protocol=5)
+            except Exception as exc:
+                raise NotShippableError(
+                    f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
+                    "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
+                    "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
+                ) from exc
+        raise NotShippableError(f"stage {stage.index} cannot be copied to a worker: {safe_str(whole)}") from whole
+    return program
+
+
+def _sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
+    found = {}
+    for index, node in plan.sinks.items():
+        assert isinstance(node.transform, Write)
+        found[index] = (node.label, node.transform.sink)
+    return found
+
+
+def _scheduler(plan: Plan, pools: Pools, options: RunOptions) -> Scheduler:
+    """A scheduler that knows every split of every source."""
+    stages = [(pools.of_stage(stage.index).index, sorted(stage.feeds)) for stage in plan.stages]
+    sizes = {pool.index: pool.size for pool in pools.pools}
+    scheduler = Scheduler(stages, sizes, bundle_attempts=options.bundle_attempts)
+    goal = SplitGoal(min_splits=SPLITS_PER_SLOT * pools.slots)
+    for stage, root, _, read in plan.sources():
+        for number, split in enumerate(read.source.splits(goal)):
+            scheduler.add(stage.index, root, (number,), split)
+    return scheduler
+
+
+def _check_counts(plan: Plan, tally: Tally) -> None:
+    """Rows in are rows out for the steps that promise one row for each."""
+    labels = {step.label: step for stage in plan.stages for step in stage.steps()}
+    for label, step in labels.items():
+        count = tally.counts.get(label)
+        if isinstance(step.transform, (Map, RunInference)) and count is not None and count.rows_in != count.rows_out:
+            raise AccountingError(
+                f"step {label!r} took {count.rows_in} rows and gave {count.rows_out}; it must give one for each. "
+                "This is a defect of Penstock: please report it with the pipeline"
+            )
+
+
+def _rows(tally: Tally, position: int) -> list[Any]:
+    rows: list[Any] = []
+    for _, some in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
+        rows.extend(some)
+    return rows
+
+
+def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: int) -> list[StageProgress]:
+    lines = []
+    for stage in plan.stages:
+        rows = tally.stage_rows.get(stage.index, 0)
+        rows += sum(tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == stage.index)
+        steps = stage.steps()
+        models = {step.label for step in steps if isinstance(step.transform, RunInference)}
+        sizes = [tally.metrics.distribution("inference_request_batch_size", step=label) for label in models]
+        batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
+        from_source = any(root.transform is not None for root in stage.roots)
+        name = " > ".join(dict.fromkeys(step.label for step in steps))
+        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, known if from_source and known else None, batch))
+    return lines
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwind, clean up, and die of it."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the clean-up is not to be interrupted
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

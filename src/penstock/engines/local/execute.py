@@ -1,0 +1,76 @@
+"""Splits at work on one thread, in a worker process or in the user's own."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.engines.bundle import Assignment, BundleResult, Shipment, StageRunner
+from penstock.engines.local.protocol import Work
+from penstock.engines.plan import Outlet
+from penstock.errors import NotShippableError, PenstockError
+from penstock.inference.session import Sessions
+from penstock.rows import safe_str
+
+
+class Executor:
+    """Runs splits one after another, with its own copies of the stages. Used by one thread."""
+
+    def __init__(self, programs: Mapping[int, bytes], sessions: Sessions) -> None:
+        self.work: Work | None = None  # what runs now: for progress, read from another thread
+        self._programs = programs
+        self._sessions = sessions
+        self._runners: dict[int, StageRunner] = {}
+
+    @property
+    def rows_read(self) -> int:
+        runner = self._runners.get(self.work.stage) if self.work else None
+        return runner.rows_read if runner else 0
+
+    def run(self, work: Work, ship: Callable[[Outlet], Shipment]) -> BundleResult:
+        """Run one split. After an error the stage is copied anew: its steps may be in any state."""
+        self.work = work
+        try:
+            runner = self._runner(work.stage)
+            split = None if work.split is None else _loaded(work.split, "the rows of a split")
+            blocks = () if work.chunk is None else work.chunk.read()
+            assignment = Assignment(work.run, work.key, work.attempt, work.root, split, blocks)
+            return runner.run(assignment, ship)
+        except BaseException:
+            self._drop(work.stage)
+            raise
+        finally:
+            self.work = None
+
+    def close(self) -> None:
+        for stage in list(self._runners):
+            self._drop(stage)
+
+    def _runner(self, stage: int) -> StageRunner:
+        if stage not in self._runners:
+            program, sinks = _loaded(self._programs[stage], "a step's function or handler")
+            self._runners[stage] = StageRunner(program, sinks, self._sessions)
+        return self._runners[stage]
+
+    def _drop(self, stage: int) -> None:
+        runner = self._runners.pop(stage, None)
+        if runner is not None:
+            try:
+                runner.close()
+            except Exception:  # a teardown that fails changes nothing of what was done
+                traceback.print_exc(file=sys.stderr)
+
+
+def _loaded(data: bytes, what: str) -> Any:
+    try:
+        return pickle.loads(data)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise NotShippableError(
+            f"{what} could not be loaded in a worker process ({type(exc).__name__}: {safe_str(exc)}); "
+            "can everything that it refers to be imported there?"
+        ) from exc

@@ -1,0 +1,69 @@
+"""How a pipeline would run, in words."""
+
+from __future__ import annotations
+
+from penstock.engines.local.pools import Pool, Pools
+from penstock.engines.plan import Outlet, Plan, Stage, Step
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Write
+from penstock.options import RunOptions
+
+
+def explain(plan: Plan, pools: Pools, options: RunOptions) -> str:
+    """Stages, pools, where models live, and why."""
+    lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
+    for pool in pools.pools:
+        lines.append(_pool_line(pool, pools.in_process))
+    for stage in plan.stages:
+        lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
+        for root in stage.roots:
+            lines += _tree(plan, stage, root, 1, pools)
+    return "\n".join(lines)
+
+
+def _pool_line(pool: Pool, in_process: bool) -> str:
+    threads = f"{pool.size.slots} thread{'s' if pool.size.slots > 1 else ''}"
+    if in_process:
+        return f"pool 0: this process, {threads}"
+    workers = f"up to {pool.size.workers} worker{'s' if pool.size.workers > 1 else ''}, {threads} each"
+    return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
+
+
+def _tree(plan: Plan, stage: Stage, step: Step, depth: int, pools: Pools) -> list[str]:
+    label = step.label if step.transform is not None else f"rows of {step.label}"
+    lines = [f"{'  ' * depth}{label}{_detail(step, pools)}"]
+    for tag, nexts in step.next.items():
+        for end in nexts:
+            if isinstance(end, Step):
+                lines += _tree(plan, stage, end, depth + 1, pools)
+            else:
+                lines.append(f"{'  ' * (depth + 1)}-> {_outlet(plan, end)}{f' (output {tag!r})' if tag else ''}")
+    return lines
+
+
+def _detail(step: Step, pools: Pools) -> str:
+    if not isinstance(step.transform, RunInference):
+        return ""
+    limits = step.transform.limits
+    parts = ["one model copy in this process" if pools.in_process else "one model copy in each worker process"]
+    if step.transform.path.prebatched:
+        parts.append("rows are batches already")
+    else:
+        parts.append(f"batches of at most {limits.max_size} rows")
+        if limits.max_weight is not None:
+            parts.append(f"weight at most {limits.max_weight}")
+        if limits.max_wait is not None:
+            parts.append(f"no row waits over {limits.max_wait} s for its batch")
+    if step.transform.path.model_handler.takes_columns() and step.transform.path.plain:
+        parts.append("takes columns")
+    return f": {', '.join(parts)}"
+
+
+def _outlet(plan: Plan, outlet: Outlet) -> str:
+    if outlet.kind == "stage":
+        return f"stage {outlet.target}"
+    if outlet.kind == "collect":
+        return "collected"
+    node = plan.sinks[outlet.target]
+    assert isinstance(node.transform, Write)
+    return f"{node.label} -> {node.transform.sink.describe()}"

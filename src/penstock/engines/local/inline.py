@@ -1,0 +1,93 @@
+"""Work in the user's own process: the specification that worker processes must match."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engines.local.execute import Executor
+from penstock.engines.local.parcel import Chunk, Cutter, KeptShipment
+from penstock.engines.local.protocol import Done, Progress, Ready, Work
+from penstock.engines.plan import Outlet
+from penstock.errors import PenstockError, TransientError
+from penstock.inference.session import Sessions
+from penstock.observe.metrics import Metrics
+
+
+class FailedHere:
+    """A split failed in this process: the error itself, not a report of it."""
+
+    def __init__(self, task: int, error: BaseException) -> None:
+        self.task = task
+        self.exception = error
+        self.may_pass = isinstance(error, TransientError)
+
+
+class InlineWorkers:
+    """One worker that is this process. With one thread, a split runs inside wait(), on the caller's thread."""
+
+    def __init__(self, programs: Mapping[int, bytes], threads: int) -> None:
+        self._sessions = Sessions(Metrics())
+        self._executors = [Executor(programs, self._sessions) for _ in range(threads)]
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._worker = 0
+        self._threads = [threading.Thread(target=self._serve, args=[e], daemon=True) for e in self._executors if threads > 1]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, pool: int, worker: int) -> None:
+        self._worker = worker
+        self._events.put((worker, Ready()))
+
+    def assign(self, worker: int, work: Work) -> None:
+        self._work.put(work)
+
+    def stop(self, worker: int) -> None: ...
+
+    def wait(self, seconds: float | None) -> list[tuple[int, Any]]:
+        if not self._threads and self._events.empty() and not self._work.empty():
+            work = self._work.get()
+            assert work is not None
+            return [(self._worker, self._run(self._executors[0], work))]
+        try:
+            return [self._events.get(timeout=seconds)]
+        except queue.Empty:
+            rows = {work.task: e.rows_read for e in self._executors if (work := e.work) is not None}
+            return [(self._worker, Progress(rows))] if rows else []
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+        if not self._threads:
+            for executor in self._executors:
+                executor.close()
+        self._sessions.close()
+
+    def kill(self) -> None:
+        """Leave threads that still run to themselves: a thread cannot be killed, and these are daemons."""
+        if not self._threads:
+            self.close()
+
+    def _serve(self, executor: Executor) -> None:
+        while (work := self._work.get()) is not None:
+            self._events.put((self._worker, self._run(executor, work)))
+        executor.close()
+
+    def _run(self, executor: Executor, work: Work) -> Any:
+        shipped: list[tuple[Outlet, list[Chunk]]] = []
+
+        def ship(outlet: Outlet) -> KeptShipment:
+            shipment = KeptShipment(Cutter() if outlet.kind == "stage" else None)
+            shipped.append((outlet, shipment.chunks))
+            return shipment
+
+        try:
+            result = executor.run(work, ship)
+        except PenstockError as exc:
+            return FailedHere(work.task, exc)
+        return Done(work.task, result, shipped, self._sessions.drain_metrics())

@@ -1,0 +1,236 @@
+"""Blocks on their way from one process to another, as chunks: each is the input of one bundle of the next stage.
+
+A bundle's output for one outlet is written to one anonymous file, in memory first and on disk when it grows large. The
+coordinator passes the file on without reading it. Chunks start small and grow, so that a few rows are shared out among all
+workers and many rows cost few messages.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.blocks import Block, byte_size, row_count, slice_rows
+from penstock.engines.local.channel import INLINE_BYTES, anonymous_file, read_all, write_all
+from penstock.errors import NotShippableError
+from penstock.rows import safe_str, shorten
+
+FIRST_CHUNK_ROWS = 16
+CHUNK_ROWS = 4096
+CHUNK_BYTES = 8 << 20
+MEMORY_BYTES = 64 << 20  # of one outlet's output; the rest goes to disk
+
+
+@dataclass(eq=False, slots=True)
+class Chunk:
+    """Some blocks: as they are (in one process), as bytes, or as a part of an anonymous file."""
+
+    rows: int
+    size: int  # bytes
+    blocks: list[Block] | None = None
+    data: bytes | None = None
+    file: AnonymousFile | int | None = None  # while it travels: the position of its descriptor in the message
+    offset: int = 0
+
+    def read(self) -> Iterator[Block]:
+        """The blocks. Those of a file are copied out of it."""
+        if self.blocks is not None:
+            yield from self.blocks
+            return
+        if self.data is not None:
+            data = bytearray(self.data)
+        else:
+            assert isinstance(self.file, AnonymousFile)
+            data = read_all(self.file.fd, self.offset, self.size)
+        yield from unpack(memoryview(data))
+
+
+class AnonymousFile:
+    """A descriptor that is closed when its last chunk is done with."""
+
+    def __init__(self, fd: int, chunks: int) -> None:
+        self.fd = fd
+        self._chunks = chunks
+
+    def release(self) -> None:
+        self._chunks -= 1
+        if self._chunks == 0:
+            os.close(self.fd)
+
+
+@dataclass(slots=True)
+class Cutter:
+    """Cuts blocks so that chunks start small and grow: 16 rows, 32, 64 ... 4096, and never many bytes."""
+
+    target: int = FIRST_CHUNK_ROWS
+    rows: int = 0
+    bytes: int = 0
+
+    def cut(self, block: Block) -> Iterator[tuple[Block, bool]]:
+        """Pieces of the block, each with whether a chunk ends after it."""
+        at, end = 0, row_count(block)
+        per_row = byte_size(block) / max(1, end)
+        while at < end:
+            room = min(self.target - self.rows, max(1, int((CHUNK_BYTES - self.bytes) / max(per_row, 1e-9))))
+            stop = min(end, at + room)
+            self.rows += stop - at
+            self.bytes += int(per_row * (stop - at))
+            full = self.rows >= self.target or self.bytes >= CHUNK_BYTES
+            yield slice_rows(block, at, stop), full
+            if full:
+                self.rows, self.bytes, self.target = 0, 0, min(CHUNK_ROWS, self.target * 2)
+            at = stop
+
+
+class KeptShipment:
+    """Blocks that stay in this process."""
+
+    def __init__(self, cutter: Cutter | None) -> None:
+        self.chunks: list[Chunk] = []
+        self._cutter = cutter
+        self._open = False
+
+    def add(self, block: Block) -> None:
+        for piece, full in self._cutter.cut(block) if self._cutter else [(block, False)]:
+            if not self._open:
+                self.chunks.append(Chunk(0, 0, blocks=[]))
+            chunk = self.chunks[-1]
+            assert chunk.blocks is not None
+            chunk.blocks.append(piece)
+            chunk.rows += row_count(piece)
+            chunk.size += byte_size(piece)
+            self._open = not full
+
+
+class PackedShipment:
+    """Blocks packed for another process."""
+
+    def __init__(self, step: str, cutter: Cutter) -> None:
+        self.chunks: list[Chunk] = []
+        self.fds: list[int] = []
+        self._step = step
+        self._cutter = cutter
+        self._packed: list[Any] = []
+        self._rows = 0
+        self._at = 0
+
+    def add(self, block: Block) -> None:
+        for piece, full in self._cutter.cut(block):
+            self._packed.extend(pack(piece, self._step))
+            self._rows += row_count(piece)
+            if full:
+                self._close_chunk()
+
+    def seal(self) -> None:
+        """The end of the bundle: what is small travels in the message itself."""
+        if len(self.chunks) == 0 and sum(map(_length, self._packed)) <= INLINE_BYTES // 2:
+            if self._rows:
+                data = b"".join(self._packed)
+                self.chunks.append(Chunk(self._rows, len(data), data=data))
+            return
+        if self._rows:
+            self._close_chunk()
+
+    def numbered(self, fds: list[int]) -> list[Chunk]:
+        """The chunks, each with the position of its file among all descriptors of the message."""
+        for chunk in self.chunks:
+            if isinstance(chunk.file, int):
+                chunk.file = fds.index(self.fds[chunk.file])
+        return self.chunks
+
+    def discard(self) -> None:
+        """Close this process's descriptors, sent or not."""
+        for fd in self.fds:
+            os.close(fd)
+
+    def _close_chunk(self) -> None:
+        if not self.fds or (len(self.fds) == 1 and self._at > MEMORY_BYTES):
+            self.fds.append(anonymous_file(on_disk=bool(self.fds)))
+            self._at = 0
+        size = write_all(self.fds[-1], self._packed, self._at)
+        self.chunks.append(Chunk(self._rows, size, file=len(self.fds) - 1, offset=self._at))
+        self._at += size
+        self._packed, self._rows = [], 0
+
+
+_COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
+_PICKLED, _ARROW = 0, 1
+ALIGNMENT = 64  # of every buffer: some frameworks refuse arrays that lie askew
+
+
+def pack(block: Block, step: str = "") -> list[Any]:
+    """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows."""
+    import cloudpickle
+
+    buffers: list[Any] = []
+    if not isinstance(block, list):
+        kind = _ARROW
+        buffers.append(_to_ipc(block))
+    else:
+        kind = _PICKLED
+        outside: list[pickle.PickleBuffer] = []
+        try:
+            buffers.append(cloudpickle.dumps(block, protocol=5, buffer_callback=outside.append))
+        except Exception as exc:
+            raise _not_shippable(block, step, exc) from exc
+        buffers.extend(buffer.raw() for buffer in outside)
+    header = _COUNT.pack(kind, len(buffers)) + struct.pack(f"!{len(buffers)}Q", *map(_length, buffers))
+    return [padded for buffer in (header, *buffers) for padded in (buffer, bytes(-_length(buffer) % ALIGNMENT))]
+
+
+def unpack(data: memoryview) -> Iterator[Block]:
+    """The blocks in a run of packed ones. Arrays are views of `data`, which should be writable."""
+    at = 0
+    while at < len(data):
+        kind, count = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        sizes = struct.unpack_from(f"!{count}Q", data, at)
+        at += 8 * count
+        buffers = []
+        for size in sizes:
+            at += -at % ALIGNMENT
+            buffers.append(data[at : at + size])
+            at += size
+        at += -at % ALIGNMENT
+        yield _from_ipc(buffers[0]) if kind == _ARROW else pickle.loads(buffers[0], buffers=buffers[1:])
+
+
+def _to_ipc(table: Any) -> Any:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _from_ipc(data: memoryview) -> Block:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()
+
+
+def _length(buffer: Any) -> int:
+    return memoryview(buffer).nbytes
+
+
+def _not_shippable(rows: list[Any], step: str, exc: Exception) -> NotShippableError:
+    import cloudpickle
+
+    for row in rows:
+        try:
+            cloudpickle.dumps(row, protocol=5)
+        except Exception:
+            break
+    else:
+        row = rows
+    return NotShippableError(
+        f"step {step!r}: a row of type {type(row).__name__} cannot be sent to another process "
+        f"({type(exc).__name__}: {safe_str(exc)})\n  row: {shorten(row)}\n  turn it into plain data with ps.Map(...) "
+        "before it leaves the worker, or run in one process with Pipeline(workers=0)"
+    )

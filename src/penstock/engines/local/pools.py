@@ -1,0 +1,97 @@
+"""Pools of workers: one for each set of resource hints, sized by the hints and the machine. Pure but for Machine.here()."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engines.local.schedule import PoolSize
+from penstock.engines.plan import Plan
+from penstock.options import RunOptions
+from penstock.pipeline.hints import ResourceHints
+
+SMALL_RUN_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to share out."""
+
+    cores: int
+    ram: int  # bytes
+
+    @classmethod
+    def here(cls) -> Machine:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cls(cores, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers that are alike, and the stages that they run."""
+
+    index: int
+    hints: ResourceHints
+    stages: Sequence[int]
+    size: PoolSize
+    cores: int  # threads that a worker's frameworks may use
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How a run is spread over the machine: in the user's process, or over pools of worker processes."""
+
+    in_process: bool
+    why: str
+    pools: Sequence[Pool]
+
+    def of_stage(self, stage: int) -> Pool:
+        return next(pool for pool in self.pools if stage in pool.stages)
+
+    @property
+    def slots(self) -> int:
+        """How many splits can run at a time."""
+        return sum(pool.size.workers * pool.size.slots for pool in self.pools)
+
+
+def choose_pools(plan: Plan, options: RunOptions, machine: Machine) -> Pools:
+    """Decide from the plan, the user's options and the machine alone."""
+    if options.workers == 0:
+        return _in_process(plan, options, "workers=0")
+    counts = [read.source.count() for _, _, _, read in plan.sources()]
+    known = None if None in counts else sum(count or 0 for count in counts)
+    if options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
+        return _in_process(plan, options, f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process")
+    by_hints: dict[ResourceHints, list[int]] = {}
+    for stage in plan.stages:
+        by_hints.setdefault(stage.hints, []).append(stage.index)
+    pools = [_pool(i, hints, stages, options, machine) for i, (hints, stages) in enumerate(by_hints.items())]
+    size = "of unknown size" if known is None else f"of {known} rows"
+    return Pools(False, f"workers={options.workers}" if options.workers else f"input {size}", pools)
+
+
+def _in_process(plan: Plan, options: RunOptions, why: str) -> Pools:
+    size = PoolSize(1, options.threads_per_worker)
+    stages = [stage.index for stage in plan.stages]
+    return Pools(True, why, [Pool(0, ResourceHints(), stages, size, 1, "this process")])
+
+
+def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunOptions, machine: Machine) -> Pool:
+    if options.workers is not None:
+        workers, why = options.workers, f"workers={options.workers}"
+    else:
+        limits = {f"{machine.cores} cores": machine.cores}
+        if hints.cpus is not None:
+            limits[f"{machine.cores} cores, {hints.cpus} for each"] = machine.cores // hints.cpus
+        if hints.min_ram is not None:
+            limits[f"{machine.ram / 1e9:.3g}GB of memory, {hints.min_ram / 1e9:.3g}GB for each"] = (
+                machine.ram // hints.min_ram
+            )
+        if hints.accelerator is not None:
+            limits[f"one worker for accelerator={hints.accelerator}"] = 1
+        why, workers = min(limits.items(), key=lambda item: item[1])
+        workers = max(1, workers)
+    cores = hints.cpus or max(1, machine.cores // workers)
+    return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why)

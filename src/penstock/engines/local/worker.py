@@ -1,0 +1,113 @@
+"""A worker process: its main thread talks to the coordinator, its other threads run splits and share its models.
+
+It ends when it is told to, or when the coordinator is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+
+from penstock.engines.local.channel import Channel
+from penstock.engines.local.execute import Executor
+from penstock.engines.local.parcel import CHUNK_ROWS, AnonymousFile, Cutter, PackedShipment
+from penstock.engines.local.protocol import Done, ErrorReport, Failed, Install, Progress, Ready, Stop, Work
+from penstock.engines.plan import Outlet
+from penstock.inference.session import Sessions
+from penstock.observe.metrics import Metrics
+
+PROGRESS_EVERY = 0.5  # seconds
+
+
+def main() -> None:
+    """The entry of a fresh interpreter: python -c ... <sys.path> <socket's descriptor> <threads>."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
+    faulthandler.enable()
+    _Worker(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3])).serve()
+
+
+class _Worker:
+    def __init__(self, channel: Channel, threads: int) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._sessions = Sessions(Metrics())
+        self._programs: dict[int, bytes] = {}
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._executors = [Executor(self._programs, self._sessions) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, args=[executor]) for executor in self._executors]
+
+    def serve(self) -> None:
+        for thread in self._threads:
+            thread.daemon = True  # a thread stuck in user code must not keep the process
+            thread.start()
+        self._send(Ready())
+        while True:
+            readable, _, _ = select.select([self._channel], [], [], PROGRESS_EVERY)
+            if not readable:
+                self._tell_progress()
+                continue
+            try:
+                message, fds = self._channel.receive()
+            except (EOFError, OSError):
+                os._exit(1)  # the coordinator is gone, and so is the reason to be here
+            if isinstance(message, Install):
+                self._programs[message.stage] = message.program
+            elif isinstance(message, Work):
+                if message.chunk is not None and fds:
+                    message.chunk.file = AnonymousFile(fds[0], 1)
+                self._queue.put(message)
+            elif isinstance(message, Stop):
+                break
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._sessions.close()
+
+    def _run(self, executor: Executor) -> None:
+        while (work := self._queue.get()) is not None:
+            self._run_one(executor, work)
+        executor.close()
+
+    def _run_one(self, executor: Executor, work: Work) -> None:
+        shipments: list[tuple[Outlet, PackedShipment]] = []
+
+        def ship(outlet: Outlet) -> PackedShipment:
+            shipments.append(
+                (
+                    outlet,
+                    PackedShipment(outlet.after, Cutter() if outlet.kind == "stage" else Cutter(target=CHUNK_ROWS)),
+                )
+            )
+            return shipments[-1][1]
+
+        try:
+            result = executor.run(work, ship)
+            for _, shipment in shipments:
+                shipment.seal()
+            fds = [fd for _, shipment in shipments for fd in shipment.fds]
+            shipped = [(outlet, shipment.numbered(fds)) for outlet, shipment in shipments]
+            self._send(Done(work.task, result, shipped, self._sessions.drain_metrics()), fds)
+        except BaseException as exc:
+            self._send(Failed(work.task, ErrorReport.of(exc), self._sessions.drain_metrics()))
+        finally:
+            for _, shipment in shipments:
+                shipment.discard()
+            if work.chunk is not None and isinstance(work.chunk.file, AnonymousFile):
+                work.chunk.file.release()
+
+    def _tell_progress(self) -> None:
+        rows = {work.task: executor.rows_read for executor in self._executors if (work := executor.work) is not None}
+        if rows:
+            self._send(Progress(rows, self._sessions.drain_metrics()))
+
+    def _send(self, message: object, fds: list[int] | None = None) -> None:
+        with self._sending, contextlib.suppress(OSError):  # a coordinator that is gone ends this process anyway
+            self._channel.send(message, fds or ())

@@ -1,0 +1,193 @@
+"""The plan: a graph cut into stages. Pure; any engine that runs stages can use it.
+
+Steps fuse into one stage until a Reshuffle or a change of resource hints. What comes after a Flatten is copied into each
+branch that leads to it, so a Flatten costs nothing; each copy remembers which inputs it came by (its `path`), and sorting
+by that path puts the rows of the first input before those of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from penstock.errors import GraphError
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Write
+from penstock.io.source import Read
+from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform
+from penstock.pipeline.hints import ResourceHints
+from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.transforms import Flatten, Reshuffle
+
+Path: TypeAlias = tuple[int, ...]
+MAX_COPIES = 64  # of one step, behind Flattens
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """An end of a stage: rows leave it for a sink, for another stage, or for the user."""
+
+    kind: str  # "sink", "stage" or "collect"
+    target: int  # the sink's node, the stage's number, or the position in graph.collect
+    path: Path
+    after: str  # the step whose rows these are
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One step inside a stage, and what takes its outputs, by tag."""
+
+    label: str
+    transform: PTransform[Any, Any] | None  # None: the way in of a stage that another one feeds
+    next: dict[str, list[Step | Outlet]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Stage:
+    """Steps that run together on one split, as trees: one for each way in."""
+
+    index: int
+    hints: ResourceHints
+    why: str
+    roots: list[Step] = field(default_factory=list)
+    feeds: set[int] = field(default_factory=set)  # stages that this one's rows go to
+
+    def steps(self) -> list[Step]:
+        found: list[Step] = []
+        waiting: list[Step | Outlet] = list(reversed(self.roots))
+        while waiting:
+            step = waiting.pop()
+            if isinstance(step, Step):
+                found.append(step)
+                waiting.extend(reversed([each for tag in step.next.values() for each in tag]))
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    stages: Sequence[Stage]
+    sinks: dict[int, Node]  # the Write nodes, by number
+
+    def sources(self) -> list[tuple[Stage, int, Step, Read[Any]]]:
+        """Every source, with its stage and which of the stage's roots it is."""
+        return [
+            (stage, position, root, root.transform)
+            for stage in self.stages
+            for position, root in enumerate(stage.roots)
+            if isinstance(root.transform, Read)
+        ]
+
+
+def make_plan(graph: Graph) -> Plan:
+    return _Planner(graph).plan()
+
+
+class _Planner:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.stages: list[Stage] = []
+        self.source_stages: dict[ResourceHints, Stage] = {}
+        self.fed_stages: dict[Any, Stage] = {}  # by what leads into them
+        self.unplanned: list[tuple[Stage, PCollection[Any], list[tuple[Node, int]]]] = []
+        self.copies: dict[int, int] = {}
+
+    def plan(self) -> Plan:
+        for node in self.graph.nodes:
+            if isinstance(node.transform, Read):
+                stage = self._source_stage(node.hints)
+                stage.roots.append(self._grow(stage, node, ()))
+        while self.unplanned:
+            stage, pcoll, consumers = self.unplanned.pop(0)
+            root = Step(pcoll.producer.label, None)
+            root.next[MAIN] = self._consume(stage, consumers, ())
+            if isinstance(pcoll.producer.transform, Reshuffle):
+                root.next[MAIN] += self._collected(pcoll, ())
+            stage.roots.append(root)
+        sinks = {node.index: node for node in self.graph.nodes if isinstance(node.transform, Write)}
+        return Plan(self.stages, sinks)
+
+    def _source_stage(self, hints: ResourceHints) -> Stage:
+        """Sources with equal hints share a stage: their splits run side by side on the same workers."""
+        if hints not in self.source_stages:
+            self.source_stages[hints] = self._new_stage(hints, "starts at a source")
+        return self.source_stages[hints]
+
+    def _new_stage(self, hints: ResourceHints, why: str) -> Stage:
+        stage = Stage(len(self.stages), hints, why)
+        self.stages.append(stage)
+        return stage
+
+    def _grow(self, stage: Stage, node: Node, path: Path) -> Step:
+        self.copies[node.index] = self.copies.get(node.index, 0) + 1
+        if self.copies[node.index] > MAX_COPIES:
+            raise GraphError(
+                f"step {node.label!r} can be reached in more than {MAX_COPIES} ways through Flatten: "
+                "put ps.Reshuffle() after a Flatten, which joins the ways"
+            )
+        step = Step(node.label, node.transform)
+        for tag, pcoll in node.outputs.items():
+            step.next[tag] = self._after(stage, pcoll, path)
+        return step
+
+    def _after(self, stage: Stage, pcoll: PCollection[Any], path: Path) -> list[Step | Outlet]:
+        return self._consume(stage, self.graph.consumers(pcoll), path) + self._collected(pcoll, path)
+
+    def _collected(self, pcoll: PCollection[Any], path: Path) -> list[Step | Outlet]:
+        return [
+            Outlet("collect", at, path, pcoll.producer.label)
+            for at, wanted in enumerate(self.graph.collect)
+            if wanted is pcoll
+        ]
+
+    def _consume(self, stage: Stage, consumers: list[tuple[Node, int]], path: Path) -> list[Step | Outlet]:
+        found: list[Step | Outlet] = []
+        for node, position in consumers:
+            if isinstance(node.transform, Flatten):
+                found += self._after(stage, node.outputs[MAIN], (position, *path))
+            elif isinstance(node.transform, Reshuffle):
+                found.append(self._into_reshuffle(stage, node, path))
+            elif node.hints != stage.hints:
+                found.append(self._into_hinted(stage, node, path))
+            elif isinstance(node.transform, Write):
+                found.append(Outlet("sink", node.index, path, node.inputs[position].producer.label))
+            else:
+                found.append(self._grow(stage, node, path))
+        return list(dict.fromkeys(found))  # steps with equal hints are one way into one stage
+
+    def _into_reshuffle(self, stage: Stage, node: Node, path: Path) -> Outlet:
+        out = node.outputs[MAIN]
+        consumers = self.graph.consumers(out)
+        hints = consumers[0][0].hints if consumers else node.hints
+        return self._into(stage, node, hints, (out, consumers), f"Reshuffle {node.label!r}", path)
+
+    def _into_hinted(self, stage: Stage, node: Node, path: Path) -> Outlet:
+        pcoll = node.inputs[0]
+        alike = [(other, at) for other, at in self.graph.consumers(pcoll) if self._moves(other, node.hints)]
+        return self._into(stage, (pcoll, node.hints), node.hints, (pcoll, alike), f"resource hints: {node.hints}", path)
+
+    def _moves(self, node: Node, hints: ResourceHints) -> bool:
+        return node.hints == hints and not isinstance(node.transform, (Flatten, Reshuffle))
+
+    def _into(
+        self,
+        stage: Stage,
+        entrance: Any,
+        hints: ResourceHints,
+        rest: tuple[PCollection[Any], list[tuple[Node, int]]],
+        why: str,
+        path: Path,
+    ) -> Outlet:
+        """The way into the stage behind an entrance, which is made the first time that it is met."""
+        if entrance not in self.fed_stages:
+            self.fed_stages[entrance] = self._new_stage(hints, why)
+            self.unplanned.append((self.fed_stages[entrance], *rest))
+        fed = self.fed_stages[entrance]
+        stage.feeds.add(fed.index)
+        return Outlet("stage", fed.index, path, rest[0].producer.label)
+
+
+def models_of(stage: Stage) -> list[tuple[str, RunInference[Any, Any]]]:
+    """The inference steps of a stage, each once."""
+    found = {step.label: step.transform for step in stage.steps() if isinstance(step.transform, RunInference)}
+    return list(found.items())

@@ -1,0 +1,87 @@
+"""Every error that Penstock raises on purpose.
+
+PenstockError
+|- UsageError               the call is wrong: change the program. Raised before anything starts.
+|  |- GraphError            the pipeline does not fit together
+|  |- NotShippableError     a function, handler or row cannot travel to a worker process
+|  |- InputError            an input is missing, unreadable or not what its format says
+|  |- OutputError           an output cannot be written, or would overwrite something
+|  '- MissingPackageError   an optional package is not installed
+|- RowError                 one row failed: look at the row
+|  |- StepError             a step's own code raised for the row
+|  '- PredictionCountError  run_inference() gave back the wrong number of predictions
+'- EngineError              the run cannot go on: look at the machine
+   |- ModelLoadError        load_model() raised
+   |- TransientError        reading or writing failed in a way that may pass; it is tried again
+   |- WorkerDiedError       a worker process died, repeatedly, with the same work
+   '- AccountingError       rows were lost or doubled: a defect of Penstock
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """The root of every error that Penstock raises on purpose."""
+
+
+class UsageError(PenstockError):
+    """The call is wrong; nothing was started, or nothing was kept."""
+
+
+class GraphError(UsageError):
+    """The pipeline does not fit together."""
+
+
+class NotShippableError(UsageError):
+    """A function, a handler or a row cannot be sent to another process."""
+
+
+class InputError(UsageError):
+    """An input is missing, unreadable, or not what its format says."""
+
+
+class OutputError(UsageError):
+    """An output cannot be written, or something is there already."""
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package that this part needs is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'penstock[{extra}]'")
+        self.package, self.extra = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str]]:
+        return type(self), (self.package, self.extra)
+
+
+class RowError(PenstockError):
+    """One row failed."""
+
+
+class StepError(RowError):
+    """The code of a step raised for one row. The original error is `__cause__` where it could travel, else text."""
+
+
+class PredictionCountError(RowError):
+    """run_inference() returned another number of predictions than it was given examples."""
+
+
+class EngineError(PenstockError):
+    """The run cannot go on."""
+
+
+class ModelLoadError(EngineError):
+    """load_model() raised in the process that was to hold the model."""
+
+
+class TransientError(EngineError):
+    """Reading an input or writing an output failed in a way that may pass. It was tried again before this is raised."""
+
+
+class WorkerDiedError(EngineError):
+    """A worker process died again and again with the same piece of work."""
+
+
+class AccountingError(EngineError):
+    """Rows in and rows out do not add up. This is a defect of Penstock, never of the data."""

@@ -1,0 +1,132 @@
+"""Where a PyTorch model comes from, and on which device it goes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+
+from penstock.errors import InputError, UsageError
+from penstock.handlers.model_files import open_model_file
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Where the model comes from: one of three kinds of file. Checked when made."""
+
+    state_dict_path: str | None
+    model_class: Callable[..., torch.nn.Module] | None
+    model_params: Mapping[str, Any] | None
+    torch_script_model_path: str | None
+    exported_program_path: str | None
+    load_model_args: Mapping[str, Any]
+    trusted: bool
+
+    def __post_init__(self) -> None:
+        paths = {
+            "state_dict_path": self.state_dict_path,
+            "torch_script_model_path": self.torch_script_model_path,
+            "exported_program_path": self.exported_program_path,
+        }
+        given = [name for name, path in paths.items() if path is not None]
+        given += ["model_class"] * (self.model_class is not None)
+        if given not in (["state_dict_path", "model_class"], ["torch_script_model_path"], ["exported_program_path"]):
+            raise UsageError(
+                f"got {' and '.join(given) or 'no model'}; expected one of: state_dict_path and model_class together "
+                "(with model_params for its arguments), torch_script_model_path alone, exported_program_path alone"
+            )
+        if self.model_params and self.model_class is None:
+            raise UsageError(f"model_params are the arguments of model_class, but {given[0]} needs no class; leave them out")
+        self._check_trust()
+
+    def _check_trust(self) -> None:
+        if self.load_model_args.get("weights_only", True) is not True:
+            raise UsageError(
+                "load_model_args: weights_only=False would run code from the file; leave it out, and save the weights "
+                "alone: torch.save(model.state_dict(), path)"
+            )
+        if self.exported_program_path is not None and not self.trusted:
+            raise UsageError(
+                "exported_program_path: torch.export.load() can run code from the file; pass trusted=True if you made "
+                "it or trust who did, or use state_dict_path and model_class, which never run code from the file"
+            )
+
+    @property
+    def path(self) -> str:
+        return str(self.state_dict_path or self.torch_script_model_path or self.exported_program_path)
+
+    def load(self, device: torch.device) -> torch.nn.Module:
+        """The model on the device, in evaluation mode. Raises InputError or UsageError when the file does not fit."""
+        with open_model_file(self.path) as file:
+            if self.model_class is not None:
+                model = self._model_with_weights(self.model_class(**(self.model_params or {})), file)
+                return model.eval().requires_grad_(False).to(device)
+            if self.torch_script_model_path is not None:
+                options = {"map_location": device, **self.load_model_args}
+                return self._read("a TorchScript model", torch.jit.load, file, options).eval()
+            program = self._read("an exported program", torch.export.load, file, self.load_model_args)
+            return _on_device(program, device).module()
+
+    def _model_with_weights(self, model: torch.nn.Module, file: BinaryIO) -> torch.nn.Module:
+        options = {"map_location": "cpu", **self.load_model_args, "weights_only": True}
+        weights = self._read("a state dict", torch.load, file, options)
+        try:
+            model.load_state_dict(weights)
+        except (RuntimeError, TypeError) as exc:
+            raise UsageError(
+                f"the weights in {self.path!r} do not fit {type(model).__name__}; check state_dict_path, model_class "
+                f"and model_params: {exc}"
+            ) from exc
+        return model
+
+    def _read(self, what: str, read: Callable[..., Any], file: BinaryIO, options: Mapping[str, Any]) -> Any:
+        try:
+            return read(file, **options)
+        except pickle.UnpicklingError as exc:
+            found = re.search(r"GLOBAL (\S+)", str(exc))
+            raise InputError(
+                f"{self.path!r} holds more than plain weights{f' ({found[1]})' if found else ''}, and loading that "
+                "could run code from the file; save the weights alone: torch.save(model.state_dict(), path)"
+            ) from exc
+        except Exception as exc:
+            raise InputError(
+                f"{self.path!r} could not be read as {what}: {type(exc).__name__}: {exc}; check the path, and that its "
+                "kind goes with the argument: state_dict_path, torch_script_model_path or exported_program_path"
+            ) from exc
+
+
+def _on_device(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:
+    """The program with its weights, and what its graph creates, on the device. Programs are exported on the CPU."""
+    if device.type == "cpu":
+        return program
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, device)
+
+
+@functools.cache
+def usable_device(name: str) -> torch.device:
+    """The device of this name, or the CPU where this process can use no CUDA device; warns once for each process."""
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        log.warning("no CUDA device can be used here, so the model runs on the CPU instead of %r", name)
+        return torch.device("cpu")
+    return device
+
+
+def device_name(device: str | None) -> str:
+    """What torch calls this device: "CPU" (also for None), "GPU", or any torch device. UsageError for others."""
+    name = {"CPU": "cpu", "GPU": "cuda"}.get(str(device or "CPU").upper(), str(device))
+    try:
+        torch.device(name)
+    except RuntimeError as exc:
+        raise UsageError(f"device={device!r}: expected 'CPU', 'GPU' or a torch device such as 'cuda:1': {exc}") from exc
+    return name

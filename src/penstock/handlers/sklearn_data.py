@@ -1,0 +1,119 @@
+"""Rows and Arrow tables as what scikit-learn takes: one float matrix, or one pandas frame.
+
+Rows that are dicts go the way of tables, so that a row gives the same answer whichever way it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import MissingPackageError, RowError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+
+
+def matrix_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Matrix:
+    """Rows that are 1-D arrays of one length, or dicts of numbers, as one matrix."""
+    if isinstance(rows[0], Mapping):
+        return matrix_of_table(_table_of_dicts(rows, columns), columns)
+    shapes = {np.shape(row) for row in rows}
+    if len(shapes) > 1 or len(*shapes) != 1:
+        seen = ", ".join(sorted(map(str, shapes)))
+        raise RowError(f"the rows of one batch must be 1-D arrays of one length, or dicts, but saw the shapes {seen}")
+    return np.array(rows)
+
+
+def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
+    """The columns as a matrix of 64-bit floats, filled column by column; nulls become NaN."""
+    names = table.column_names if columns is None else columns
+    matrix = np.empty((table.num_rows, len(names)))
+    for at, column in enumerate(_select(table, names).columns):
+        if not _is_number(column.type):
+            raise RowError(
+                f"column {names[at]!r} holds {column.type}, but the model takes numbers; leave it out with "
+                "columns=[...], convert it in a step before, or use SklearnModelHandlerPandas"
+            )
+        matrix[:, at] = column.cast(pa.float64(), safe=False).to_numpy()
+    return matrix
+
+
+def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:
+    """Rows that are frames of one row, Series or dicts as one frame."""
+    pandas = _pandas()
+    if isinstance(rows[0], Mapping):
+        return frame_of_table(_table_of_dicts(rows, columns), columns)
+    if all(isinstance(row, pandas.Series) for row in rows):
+        frame = pandas.DataFrame(list(rows)).infer_objects()
+    else:
+        _check_frames(rows)
+        frame = pandas.concat(rows, ignore_index=True)
+    if {row.shape[-1] for row in rows} != {frame.shape[1]}:
+        raise RowError(f"the rows of one batch must have the same columns, but saw these in only some: {list(frame)}")
+    if columns is None:
+        return frame  # type: ignore[no-any-return]
+    _check_names(columns, list(frame.columns))
+    return frame[columns]  # type: ignore[no-any-return]
+
+
+def frame_of_table(table: pa.Table, columns: Sequence[str] | None) -> pd.DataFrame:
+    """The columns as a frame, with pandas' types."""
+    _pandas()
+    frame: pd.DataFrame = _select(table, table.column_names if columns is None else columns).to_pandas()
+    return frame
+
+
+def _table_of_dicts(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> pa.Table:
+    names = list(rows[0]) if columns is None else columns
+    wanted = set(names)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise RowError(f"the rows of one batch must all be dicts, but saw {type(row).__name__}")
+        if not row.keys() >= wanted or (columns is None and len(row) != len(wanted)):
+            raise RowError(f"every row must have the keys {list(names)}, but saw {list(row)}; check columns=[...]")
+    try:
+        return pa.table({name: pa.array([row[name] for row in rows]) for name in names})
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        raise RowError(f"the values of one column must have one type: {exc}") from exc
+
+
+def _check_frames(rows: Sequence[Any]) -> None:
+    frame_class = _pandas().DataFrame
+    for row in rows:
+        if not isinstance(row, frame_class) or len(row) != 1:
+            seen = f"a frame of {len(row)} rows" if isinstance(row, frame_class) else type(row).__name__
+            raise RowError(
+                "the rows of one batch must all be pandas DataFrames of one row, or all Series, or all dicts, "
+                f"but saw {seen}"
+            )
+
+
+def _select(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    _check_names(names, table.column_names)
+    return table.select(names)
+
+
+def _check_names(wanted: Sequence[str], seen: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in seen]
+    if missing:
+        raise RowError(f"columns {missing} are not there: saw {list(seen)}; check columns=[...] and the rows")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    tests = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal, types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("pandas", "sklearn") from exc
+    return pandas

@@ -1,0 +1,72 @@
+"""Loading scikit-learn models from files, without running code from them unless the caller trusts the file."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from typing import Any
+
+from penstock.errors import InputError, MissingPackageError, UsageError
+from penstock.handlers.model_files import open_model_file
+
+
+class ModelFileType(enum.Enum):
+    """How a model was saved."""
+
+    SKOPS = "skops"
+    PICKLE = "pickle"
+    JOBLIB = "joblib"
+
+
+def check_trust(uri: str, file_type: object, trusted: bool) -> None:
+    """UsageError when a file of this type may not be loaded without trust. Called when a handler is made."""
+    if not isinstance(file_type, ModelFileType):
+        expected = ", ".join(str(each) for each in ModelFileType)
+        raise UsageError(f"model_file_type={file_type!r}: expected one of {expected}")
+    if file_type is not ModelFileType.SKOPS and not trusted:
+        raise UsageError(
+            f"{str(uri)!r} is a {file_type.value} file, and loading it can run any code that is in it; pass "
+            "trusted=True if you made the file or trust who did, or save the model with skops.io.dump(model, path) and "
+            "load it with ModelFileType.SKOPS"
+        )
+
+
+def load_estimator(uri: str, file_type: ModelFileType, trusted: bool) -> Any:
+    """The model in the file. Raises InputError when the file is missing or is not what its type says."""
+    with open_model_file(uri) as file:
+        try:
+            if file_type is ModelFileType.SKOPS:
+                return _load_skops(uri, file.read(), trusted)
+            if file_type is ModelFileType.PICKLE:
+                return pickle.load(file)
+            return _joblib().load(file)
+        except UsageError:
+            raise
+        except Exception as exc:
+            raise InputError(
+                f"{str(uri)!r} could not be loaded as a {file_type.value} file: {type(exc).__name__}: {exc}; check the "
+                "path and model_file_type, and that the packages the model was made with are installed"
+            ) from exc
+
+
+def _load_skops(uri: str, content: bytes, trusted: bool) -> Any:
+    try:
+        import skops.io
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("skops", "sklearn") from exc
+
+    unknown = skops.io.get_untrusted_types(data=content)
+    if unknown and not trusted:
+        raise UsageError(
+            f"{str(uri)!r} holds types that skops does not know to be safe: {', '.join(unknown)}; look at them, and "
+            "pass trusted=True if you made the file or trust who did"
+        )
+    return skops.io.loads(content, trusted=unknown)
+
+
+def _joblib() -> Any:
+    try:
+        import joblib
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("joblib", "sklearn") from exc
+    return joblib

@@ -1,0 +1,37 @@
+"""A model's answers as columns of an Arrow table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.blocks import Block
+
+
+def as_column(answers: Any) -> Any:
+    """Answers (Arrow, NumPy of one or two dimensions, any sequence) as an Arrow array of one value per row."""
+    import pyarrow as pa
+
+    if isinstance(answers, (pa.Array, pa.ChunkedArray)):
+        return answers
+    if getattr(answers, "ndim", 1) == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1)), answers.shape[1])
+    return pa.array(answers)
+
+
+def with_answers(table: Any, pieces: list[tuple[int, Any]], model_id: str | None) -> Block:
+    """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts."""
+    import pyarrow as pa
+
+    chunks: list[Any] = []
+    for _, piece in sorted(pieces, key=lambda item: item[0]):
+        chunks.extend(piece.chunks if isinstance(piece, pa.ChunkedArray) else [piece])
+    ids = pa.DictionaryArray.from_arrays(
+        pa.repeat(pa.scalar(0, pa.int32()), table.num_rows), pa.array([model_id], pa.string())
+    )
+    return _replace(_replace(table, "inference", pa.chunked_array(chunks)), "model_id", ids)
+
+
+def _replace(table: Any, name: str, column: Any) -> Any:
+    """The table with this column, in the place of an older one of the same name."""
+    at = table.schema.get_field_index(name)
+    return table.append_column(name, column) if at < 0 else table.set_column(at, name, column)

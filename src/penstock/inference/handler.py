@@ -1,0 +1,175 @@
+"""The contract of a model handler: how a model is loaded, how it is called, how its rows are batched."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ExampleT = TypeVar("ExampleT")
+PredictionT = TypeVar("PredictionT")
+ModelT = TypeVar("ModelT")
+SelfT = TypeVar("SelfT", bound="ModelHandler[Any, Any, Any]")
+
+
+class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
+    """A small picklable description of a model. Define load_model() and run_inference(); the rest has defaults.
+
+    The heavy thing exists only after load_model(), in the process that holds it. A subclass need not call
+    super().__init__(): all settings default to class attributes.
+    """
+
+    _min_batch_size: int | None = None
+    _max_batch_size: int | None = None
+    _max_batch_duration_secs: float | None = None
+    _max_batch_weight: int | None = None
+    _element_size_fn: Callable[[Any], int] | None = None
+    _env_vars: Mapping[str, str] = {}
+    _no_batching: bool = False
+    _preprocess_fns: tuple[Callable[[Any], Any], ...] = ()  # in the order they run
+    _postprocess_fns: tuple[Callable[[Any], Any], ...] = ()
+
+    def __init__(
+        self,
+        *,
+        min_batch_size: int | None = None,
+        max_batch_size: int | None = None,
+        max_batch_duration_secs: float | None = None,
+        max_batch_weight: int | None = None,
+        element_size_fn: Callable[[ExampleT], int] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        self._min_batch_size = min_batch_size
+        self._max_batch_size = max_batch_size
+        self._max_batch_duration_secs = max_batch_duration_secs
+        self._max_batch_weight = max_batch_weight
+        self._element_size_fn = element_size_fn
+        self._env_vars = dict(env_vars or {})
+
+    # What every handler defines.
+
+    def load_model(self) -> ModelT:
+        """Load and return the model. Called in the process that will hold it, once per copy; may be slow. The handler
+        there is a copy of the user's."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_model(self)")
+
+    def run_inference(
+        self, batch: Sequence[ExampleT], model: ModelT, inference_args: Mapping[str, Any] | None = None
+    ) -> Iterable[PredictionT]:
+        """Return one prediction per example, in the same order. Never called from two threads at once on one model copy,
+        unless max_concurrent_batches() says that this is safe."""
+        raise NotImplementedError(f"{type(self).__name__} must define run_inference(self, batch, model, inference_args)")
+
+    # What a handler may define.
+
+    def takes_columns(self) -> bool:
+        """Whether run_inference_columns() can be called for blocks that hold Arrow columns."""
+        return False
+
+    def run_inference_columns(self, table: pa.Table, model: ModelT, inference_args: Mapping[str, Any] | None = None) -> Any:
+        """Like run_inference(), over a table: return an array (Arrow, NumPy) or list of one prediction per row. The engine
+        adds it to the table as the columns `inference` and `model_id`."""
+        raise NotImplementedError(f"{type(self).__name__}.takes_columns() is true, so it must define run_inference_columns")
+
+    def model_id(self) -> str | None:
+        """What tells this model from others: a path, a name with a version."""
+        return None
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        """Limits on batches: min_batch_size, max_batch_size, max_batch_duration_secs, max_batch_weight, element_size_fn."""
+        settings = {
+            "min_batch_size": self._min_batch_size,
+            "max_batch_size": self._max_batch_size,
+            "max_batch_duration_secs": self._max_batch_duration_secs,
+            "max_batch_weight": self._max_batch_weight,
+            "element_size_fn": self._element_size_fn,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def max_concurrent_batches(self) -> int:
+        """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""
+        return 1
+
+    def get_num_bytes(self, batch: Sequence[ExampleT]) -> int:
+        """The size of a batch, for the metric inference_request_batch_byte_size, which samples it."""
+        return len(pickle.dumps(batch))
+
+    def get_metrics_namespace(self) -> str:
+        """The namespace of this handler's metrics."""
+        return "RunInference"
+
+    def get_resource_hints(self) -> Mapping[str, Any]:
+        """Hints for the step that runs this handler, where the user gives none: min_ram, cpus, accelerator."""
+        return {}
+
+    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
+        """Raise when these arguments cannot be right. Called while the pipeline is built."""
+
+    def share_model_across_processes(self) -> bool:
+        """Whether one copy should serve all processes of the machine."""
+        return False
+
+    def model_copies(self) -> int | None:
+        """Exactly how many copies to hold on the machine; None: one in each worker process."""
+        return None
+
+    # What users call.
+
+    def with_preprocess_fn(self: SelfT, fn: Callable[[Any], Any]) -> SelfT:
+        """This handler with fn(row) before the model. As in Beam, the last one attached runs first."""
+        _check_function("with_preprocess_fn", fn)
+        return self._changed(_preprocess_fns=(fn, *self._preprocess_fns))
+
+    def with_postprocess_fn(self: SelfT, fn: Callable[[Any], Any]) -> SelfT:
+        """This handler with fn(answer) after the model; several run in the order they were attached."""
+        _check_function("with_postprocess_fn", fn)
+        return self._changed(_postprocess_fns=(*self._postprocess_fns, fn))
+
+    def with_no_batching(self: SelfT) -> SelfT:
+        """This handler for rows that are batches already: each row, a list of examples, is one run_inference() call, and
+        gives one answer per example. Functions attached to this handler see the lists before, single answers after."""
+        return self._changed(_no_batching=True)
+
+    def get_preprocess_fns(self) -> tuple[Callable[[Any], Any], ...]:
+        return self._preprocess_fns
+
+    def get_postprocess_fns(self) -> tuple[Callable[[Any], Any], ...]:
+        return self._postprocess_fns
+
+    def _changed(self: SelfT, **attributes: Any) -> SelfT:
+        changed = copy.copy(self)
+        changed.__dict__.update(attributes)
+        return changed
+
+
+def _check_function(method: str, fn: object) -> None:
+    if not callable(fn):
+        raise UsageError(f"{method}({fn!r}): expected a function of one row")
+
+
+class KeyedModelHandler(ModelHandler[Any, Any, Any]):
+    """Rows are (key, example); answers are (key, prediction). The model sees the examples alone.
+
+    Functions attached to the inner handler see examples and predictions; those attached to this one see the pairs.
+    """
+
+    keys_required = True
+
+    def __init__(self, unkeyed: ModelHandler[Any, Any, Any]) -> None:
+        if not isinstance(unkeyed, ModelHandler):
+            raise UsageError(f"{type(self).__name__}({unkeyed!r}): expected a ModelHandler")
+        if isinstance(unkeyed, KeyedModelHandler):
+            raise UsageError(f"{type(self).__name__}({type(unkeyed).__name__}(...)): the inner handler has keys already")
+        self.unkeyed = unkeyed
+
+
+class MaybeKeyedModelHandler(KeyedModelHandler):
+    """Rows that are pairs (a tuple of two) are taken as (key, example); any other row is an example by itself."""
+
+    keys_required = False

@@ -1,0 +1,80 @@
+"""The way of a row around the model: preprocessing, keys off, the model, keys on, postprocessing.
+
+A handler is peeled into layers, outermost first; rows pass them inwards, answers outwards. Functions are composed here, in
+one place, and run on the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import StepError
+from penstock.inference.handler import KeyedModelHandler, ModelHandler
+from penstock.pipeline.transforms import describe_function
+from penstock.rows import map_rows, shorten
+
+NO_KEY = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RowPath:
+    """What happens to a row on its way to `model_handler`, and to the answer on its way back."""
+
+    model_handler: ModelHandler[Any, Any, Any]
+    before: tuple[Callable[[Any], Any], ...]  # on rows as they come
+    keys: bool | None  # None: rows have no keys; True: every row has; False: pairs have
+    before_model: tuple[Callable[[Any], Any], ...]  # on examples, without keys
+    after_model: tuple[Callable[[Any], Any], ...]
+    after: tuple[Callable[[Any], Any], ...]
+    prebatched: bool
+
+    @classmethod
+    def of(cls, handler: ModelHandler[Any, Any, Any]) -> RowPath:
+        inner = handler.unkeyed if isinstance(handler, KeyedModelHandler) else handler
+        keyed = inner is not handler
+        return cls(
+            model_handler=inner,
+            before=tuple(handler.get_preprocess_fns()),
+            keys=handler.keys_required if isinstance(handler, KeyedModelHandler) else None,
+            before_model=tuple(inner.get_preprocess_fns()) if keyed else (),
+            after_model=tuple(inner.get_postprocess_fns()) if keyed else (),
+            after=tuple(handler.get_postprocess_fns()),
+            prebatched=handler._no_batching or inner._no_batching,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether rows reach the model, and answers come back, just as they are."""
+        return (
+            not (self.before or self.before_model or self.after_model or self.after or self.prebatched) and self.keys is None
+        )
+
+    def split_keys(self, rows: list[Any], step: str) -> tuple[list[Any], list[Any] | None]:
+        """Examples and their keys."""
+        if self.keys is None:
+            return rows, None
+        if self.keys:
+            for row in rows:
+                if not (isinstance(row, tuple) and len(row) == 2):
+                    raise StepError(
+                        f"step {step!r}: KeyedModelHandler expects (key, example) rows, but got {type(row).__name__}: "
+                        f"{shorten(row)}\n  put ps.Map(lambda row: (key, row)) before it, or use MaybeKeyedModelHandler"
+                    )
+            return [row[1] for row in rows], [row[0] for row in rows]
+        pairs = [row if isinstance(row, tuple) and len(row) == 2 else (NO_KEY, row) for row in rows]
+        return [example for _, example in pairs], [key for key, _ in pairs]
+
+
+def join_keys(keys: list[Any] | None, answers: list[Any]) -> list[Any]:
+    if keys is None:
+        return answers
+    return [answer if key is NO_KEY else (key, answer) for key, answer in zip(keys, answers, strict=True)]
+
+
+def through(functions: Sequence[Callable[[Any], Any]], rows: list[Any], step: str, what: str) -> list[Any]:
+    """The rows after all functions, in order; an error names the step, the function and the row."""
+    for function in functions:
+        rows = map_rows(function, rows, f"{step} ({what} function {describe_function(function)})")
+    return rows

@@ -1,0 +1,109 @@
+"""One bundle's rows through RunInference: blocks in, blocks of answers out, in the order of the rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.blocks import Block, Pacer, is_table, row_count, rows_of
+from penstock.errors import StepError
+from penstock.inference.path import join_keys, through
+from penstock.inference.session import Caller, InferenceSession, Ticket
+from penstock.inference.transform import RunInference
+from penstock.rows import map_rows
+
+
+@dataclass(slots=True)
+class _Pending:
+    ticket: Ticket
+    keys: list[Any] | None
+    rows: int
+
+
+class InferenceStream:
+    """Pre- and postprocessing and keys on the caller's thread, around a session. Any engine drives it like this:
+
+        for block in blocks: yield from stream.push(block)
+        yield from stream.finish()
+
+    and calls close() whatever happened. Rows in flight are bounded: push() waits when too many are.
+    """
+
+    def __init__(self, step: str, transform: RunInference[Any, Any], session: InferenceSession, caller: Caller) -> None:
+        self.rows_in = 0
+        self._step = step
+        self._path = transform.path
+        self._args = transform.inference_args
+        self._weigh = transform.limits.weigh if transform.limits.max_weight is not None else None
+        self._columns = transform.path.plain and transform.path.model_handler.takes_columns()
+        self._lane = session.join(caller)
+        self._window = 2 * transform.limits.max_size
+        self._pending: deque[_Pending] = deque()
+        self._in_flight = 0
+        self._pacer = Pacer()
+
+    def push(self, block: Block) -> Iterator[Block]:
+        """Submit a block; yield the answers that are there."""
+        if is_table(block) and self._columns and self._weigh is None:
+            self._submit(block, None)
+        elif self._path.prebatched:
+            self._submit_batches(rows_of(block))
+        else:
+            for piece in self._pacer.pieces(rows_of(block)):
+                self._submit_rows(self._before(piece))
+                yield from self._ready()
+        yield from self._ready()
+
+    def _ready(self) -> Iterator[Block]:
+        while self._pending and (self._pending[0].ticket.settled or self._in_flight > self._window):
+            yield self._take()
+
+    def finish(self) -> Iterator[Block]:
+        """Yield the rest of the answers, waiting for them."""
+        while self._pending:
+            yield self._take()
+
+    def close(self) -> None:
+        self._lane.close()
+
+    def _before(self, rows: list[Any]) -> list[Any]:
+        return through(self._path.before, rows, self._step, "preprocess")
+
+    def _submit_batches(self, batches: list[Any]) -> None:
+        for batch in self._before(batches):
+            try:
+                rows = list(batch)
+            except TypeError as exc:
+                raise StepError(
+                    f"step {self._step!r}: with_no_batching() expects rows that are lists of examples, "
+                    f"got {type(batch).__name__}"
+                ) from exc
+            self._submit_rows(rows, alone=True)
+
+    def _submit_rows(self, rows: list[Any], alone: bool = False) -> None:
+        examples, keys = self._path.split_keys(rows, self._step)
+        examples = through(self._path.before_model, examples, self._step, "preprocess")
+        if examples:
+            self._pacer.saw(examples)
+            self._submit(examples, keys, alone)
+
+    def _submit(self, block: Block, keys: list[Any] | None, alone: bool = False) -> None:
+        weights = None
+        if self._weigh is not None and not alone:
+            weights = map_rows(self._weigh, rows_of(block), f"{self._step} (element_size_fn)")
+        ticket = self._lane.submit(block, self._args, weights=weights, alone=alone)
+        pending = _Pending(ticket, keys, row_count(block))
+        self._pending.append(pending)
+        self._in_flight += pending.rows
+        self.rows_in += pending.rows
+
+    def _take(self) -> Block:
+        pending = self._pending.popleft()
+        answers = self._lane.wait(pending.ticket)
+        self._in_flight -= pending.rows
+        if not isinstance(answers, list) or self._path.plain:
+            return answers
+        answers = through(self._path.after_model, answers, self._step, "postprocess")
+        return through(self._path.after, join_keys(pending.keys, answers), self._step, "postprocess")

@@ -1,0 +1,58 @@
+"""RunInference: a model over every row, as one step of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from penstock.batching.limits import BatchLimits
+from penstock.errors import UsageError
+from penstock.inference.handler import ModelHandler
+from penstock.inference.path import RowPath
+from penstock.pipeline.graph import PCollection, PTransform
+from penstock.pipeline.hints import resource_hints
+from penstock.pipeline.transforms import single
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class RunInference(PTransform[PCollection[T], PCollection[U]]):
+    """One answer for each row, in order, from the model that the handler describes.
+
+    Every worker process holds one copy of the model, shared by its threads; rows are batched in front of it, from all
+    threads together. Steps with the same `model_identifier` share one model.
+    """
+
+    def __init__(
+        self,
+        model_handler: ModelHandler[Any, Any, Any],
+        inference_args: Mapping[str, Any] | None = None,
+        metrics_namespace: str | None = None,
+        *,
+        model_identifier: str | None = None,
+    ) -> None:
+        if not isinstance(model_handler, ModelHandler):
+            hint = (
+                f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
+            )
+            raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
+        self.path = RowPath.of(model_handler)
+        inner = self.path.model_handler
+        if inner.share_model_across_processes() or inner.model_copies() is not None:
+            raise UsageError(
+                f"{type(inner).__name__}: large_model and model_copies are not available yet; every worker process holds "
+                "one copy of the model: leave them out, and bound the number of copies with Pipeline(workers=n)"
+            )
+        inner.validate_inference_args(inference_args)
+        self.limits = BatchLimits.of(inner.batch_elements_kwargs())
+        self.inference_args = inference_args
+        self.metrics_namespace = metrics_namespace or inner.get_metrics_namespace()
+        self.model_identifier = model_identifier
+        self.hints = resource_hints(**inner.get_resource_hints())
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
+        return single(self, pcoll)
+
+    def default_label(self) -> str:
+        return f"RunInference({type(self.path.model_handler).__name__})"

@@ -1,0 +1,219 @@
+"""CSV files, each read as one piece: a quoted field may hold line ends, so a file cannot be cut without reading it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from penstock.blocks import MAX_BYTES, Block, rows_of
+from penstock.errors import InputError, OutputError, UsageError
+from penstock.io.files import FileSink, FileWriter, checked_path, list_files, named_fields, pack, plain, short_name
+from penstock.io.lines import LineRange, blocks_of, line_runs
+from penstock.io.sink import Part, Write
+from penstock.io.source import Read, Source, SplitGoal
+
+MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
+ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSplit:
+    """Whole files, with the columns that all of them must have."""
+
+    files: tuple[LineRange, ...]
+    columns: tuple[str, ...]
+    columns_from: str  # where those names were found
+
+
+class CsvSource(Source[dict[str, str]]):
+    """The rows of CSV files, as dicts of text."""
+
+    def __init__(self, pattern: str, delimiter: str, names: tuple[str, ...] | None) -> None:
+        self.pattern = pattern
+        self.delimiter = delimiter
+        self.names = names  # None: the first row of each file has them
+
+    def splits(self, goal: SplitGoal) -> Sequence[CsvSplit]:
+        files = [file for file in list_files(self.pattern) if file.size]
+        pieces = [(LineRange(file.path, 0, file.size), file.size) for file in files]
+        columns, found_in = self._columns([piece for piece, _ in pieces])
+        target = goal.target_bytes(sum(file.size for file in files))
+        return [CsvSplit(packed, columns, found_in) for packed in pack(pieces, target)]
+
+    def read(self, split: CsvSplit) -> Iterator[Block]:
+        return blocks_of(group for file in split.files for group in self._groups(file, split))
+
+    def _columns(self, files: Sequence[LineRange]) -> tuple[tuple[str, ...], str]:
+        if self.names is not None:
+            return self.names, "header="
+        for file in files:
+            if header := next(self._records(file), None):
+                return tuple(header[1]), file.path
+        return (), self.pattern
+
+    def _groups(self, file: LineRange, split: CsvSplit) -> Iterator[tuple[list[dict[str, str]], int]]:
+        """The rows of one file, a few hundred at a time, with about their bytes."""
+        records = self._records(file)
+        columns = list(split.columns)
+        if self.names is None:
+            columns = self._header(records, file.path, split)
+        rows: list[dict[str, str]] = []
+        size = 0
+        for number, record in records:
+            if len(record) != len(columns):
+                raise InputError(
+                    f"{file.path}, line {number}: {len(record)} columns, expected {len(columns)} ({_listed(columns)}); "
+                    f"correct the line, or check delimiter={self.delimiter!r}"
+                )
+            rows.append(dict(zip(columns, record, strict=True)))
+            size += sum(map(len, record)) + 64 * len(record)
+            if len(rows) == ROWS_AT_ONCE or size > MAX_BYTES:
+                yield rows, size
+                rows, size = [], 0
+        yield rows, size
+
+    def _header(self, records: Iterator[tuple[int, list[str]]], path: str, split: CsvSplit) -> list[str]:
+        header = next(records, (0, list[str]()))[1]
+        if len(set(header)) < len(header):
+            raise InputError(f"{path}: the header names a column twice ({_listed(header)}); pass header=[names]")
+        if header and set(header) != set(split.columns):
+            raise InputError(
+                f"{path} has the columns {_listed(header)}, but {split.columns_from} has {_listed(split.columns)}; "
+                "read them apart, or pass header=[names] if the files have no header"
+            )
+        return header
+
+    def _records(self, file: LineRange) -> Iterator[tuple[int, list[str]]]:
+        """Every record but blank lines, with the number of its last line."""
+        if csv.field_size_limit() < MAX_FIELD_CHARS:
+            csv.field_size_limit(MAX_FIELD_CHARS)  # of the whole process; the default is 128 KiB
+        reader = csv.reader(_lines(file), delimiter=self.delimiter, strict=True)
+        try:
+            for record in reader:
+                if record:
+                    yield reader.line_num, record
+        except csv.Error as exc:
+            raise InputError(
+                f"{file.path}, line {reader.line_num}: not CSV: {exc}; "
+                'expected quoted fields as "...", with quotes inside them doubled'
+            ) from exc
+
+
+def _lines(file: LineRange) -> Iterator[str]:
+    """Lines with their ends, as csv.reader wants them."""
+    for run in line_runs(file):
+        text = run.text()
+        *lines, last = text.split("\n")
+        for line in lines:
+            yield line + "\n"
+        if last:
+            yield last
+
+
+class CsvWriter(FileWriter[Any]):
+    """A part with a header. The columns are those given, or those of the first row."""
+
+    def __init__(self, places: tuple[str, str], columns: tuple[str, ...] | None) -> None:
+        super().__init__(places)
+        self._columns = columns
+        self._lines: list[str] = []
+        # The end "\r\n" makes csv quote fields that hold either; it is written as "\n".
+        self._csv = csv.writer(SimpleNamespace(write=self._lines.append), lineterminator="\r\n")
+
+    def add(self, block: Block) -> None:
+        records = [named_fields(row, "WriteToCsv") for row in rows_of(block)]
+        if self._columns is None:
+            self._columns = tuple(records[0])
+        if self._file is None:
+            self._csv.writerow(self._columns)
+        for record in records:
+            self._csv.writerow(self._values(record, self._columns))
+        try:
+            data = "".join(line[:-2] + "\n" for line in self._lines).encode()
+        except UnicodeEncodeError as exc:
+            raise OutputError(f"WriteToCsv: text that UTF-8 cannot hold ({exc.reason}): clean it first") from exc
+        self._lines.clear()
+        self.file.write(data)
+
+    def _values(self, record: dict[Any, Any], columns: Sequence[str]) -> list[Any]:
+        if record.keys() != set(columns):
+            missing, extra = [c for c in columns if c not in record], [c for c in record if c not in columns]
+            raise OutputError(
+                f"WriteToCsv: a row has other columns than {_listed(columns)}: missing {_listed(missing)}, "
+                f"not expected {_listed(extra)}; make all rows alike in a step before it"
+            )
+        return [_cell(column, record[column]) for column in columns]
+
+
+def _cell(column: str, value: Any) -> Any:
+    value = plain(value, lambda array: array.tolist())
+    if isinstance(value, (dict, list, bytes)):
+        raise OutputError(
+            f"WriteToCsv: column {column!r} holds a {type(value).__name__}, which CSV has no way to write: "
+            "take it apart in a step before, or use WriteToJsonl or WriteToParquet"
+        )
+    return value
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+class CsvSink(FileSink[Any]):
+    suffix = ".csv"
+
+    def __init__(self, path: str, overwrite: bool, columns: tuple[str, ...] | None) -> None:
+        super().__init__(path, overwrite)
+        self.columns = columns
+
+    def open(self, part: Part) -> CsvWriter:
+        return CsvWriter(self.places(part), self.columns)
+
+
+class ReadFromCsv(Read[dict[str, str]]):
+    """One dict of text for each record: {column: field}. Blank lines are skipped. Files are found as by ReadFromText.
+
+    The names of the columns are in the first record of each file, the same in all files, or given as `header=[names]`
+    for files without a header. Fields are quoted with '"'. Each file is one piece of work: many files are read at the
+    same time, one large file is not.
+    """
+
+    def __init__(
+        self, pattern: str | os.PathLike[str], *, delimiter: str = ",", header: bool | Sequence[str] = True
+    ) -> None:
+        self.pattern = checked_path(pattern, "ReadFromCsv")
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise UsageError(f"ReadFromCsv(delimiter={delimiter!r}): expected one character, such as ',' or '\\t'")
+        names = None if header is True else _checked_names(header, "ReadFromCsv(header=", "True, or a list of names")
+        super().__init__(CsvSource(self.pattern, delimiter, names))
+
+    def default_label(self) -> str:
+        return f"ReadFromCsv({short_name(self.pattern)})"
+
+
+class WriteToCsv(Write[Any]):
+    """Each row (a dict, NamedTuple or dataclass) as one record in `path`/part-00000.csv and so on, in order.
+
+    Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these.
+    None is written as nothing. `overwrite` as in WriteToText.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, overwrite: bool = False
+    ) -> None:
+        names = None if columns is None else _checked_names(columns, "WriteToCsv(columns=", "a list of names")
+        super().__init__(CsvSink(checked_path(path, "WriteToCsv"), overwrite, names))
+
+    def default_label(self) -> str:
+        return f"WriteToCsv({short_name(self.sink.describe())})"
+
+
+def _checked_names(names: Any, call: str, expected: str) -> tuple[str, ...]:
+    fits = isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)
+    if not fits or len(set(names)) < len(names):
+        raise UsageError(f"{call}{names!r}): expected {expected} (different ones)")
+    return tuple(names)

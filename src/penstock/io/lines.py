@@ -1,0 +1,327 @@
+"""Text and JSON Lines. A plain file is read in byte ranges: a range owns the lines that start in it.
+
+Lines end with "\\n" or "\\r\\n"; the last one may end with the file. No other character ends a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, rows_of
+from penstock.errors import InputError, OutputError
+from penstock.io.files import (
+    FileSink,
+    FileWriter,
+    InputFile,
+    checked_path,
+    compression_of,
+    is_bad_data,
+    list_files,
+    open_input,
+    pack,
+    plain,
+    short_name,
+)
+from penstock.io.sink import Part, Write
+from penstock.io.source import Read, Source, SplitGoal
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 1 << 20
+LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
+PARSED_GROWTH = 4  # parsed JSON takes about this many times the bytes of its text
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class LineRange:
+    """The lines of a file that start at bytes start to stop. A compressed file is one range."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineRun:
+    """Whole lines that stand together in a file, from a byte of it (counted after decompression)."""
+
+    path: str
+    offset: int
+    data: bytes
+
+    def text(self) -> str:
+        """The lines as text, without the byte order mark of a file. Raises InputError for what is not UTF-8."""
+        data = self.data
+        if self.offset == 0 and data.startswith(BYTE_ORDER_MARK):
+            data = data[len(BYTE_ORDER_MARK) :]
+        try:
+            return data.decode()
+        except UnicodeDecodeError as exc:
+            line_start = data.rfind(b"\n", 0, exc.start) + 1 + len(self.data) - len(data)
+            raise InputError(
+                f"{self.path}, in the line at byte {self.offset + line_start}: not UTF-8 ({exc.reason}: "
+                f"0x{data[exc.start]:02x}); convert the file to UTF-8, for example with iconv"
+            ) from exc
+
+    def lines(self) -> list[str]:
+        """The lines without their ends."""
+        text = self.text()
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")
+        lines = text.split("\n")
+        return lines if lines[-1] else lines[:-1]
+
+    def offset_of(self, line: int) -> int:
+        """The byte where the n-th line of the run starts, counted from 0."""
+        return self.offset + sum(len(one) + 1 for one in self.data.split(b"\n", line)[:line])
+
+
+def cut_lines(files: Iterable[InputFile], target: int) -> list[tuple[LineRange, ...]]:
+    """Splits of about `target` bytes: large plain files in even ranges, small ones together, empty ones left out."""
+    return pack((piece for file in files for piece in _ranges(file, target)), target)
+
+
+def _ranges(file: InputFile, target: int) -> Iterator[tuple[LineRange, int]]:
+    count = -(-file.size // target)
+    if file.compression is not None:
+        count = min(1, count)
+    for i in range(count):
+        start, stop = file.size * i // count, file.size * (i + 1) // count
+        yield LineRange(file.path, start, stop), stop - start
+
+
+def line_runs(piece: LineRange) -> Iterator[LineRun]:
+    """The lines of a range, in order, as runs of about CHUNK_BYTES: never the whole file in memory."""
+    try:
+        with open_input(piece.path) as file:
+            stop = piece.stop if compression_of(piece.path) is None else sys.maxsize
+            for offset, data in _whole_lines(file, piece.start, stop):
+                yield LineRun(piece.path, offset, data)
+    except OSError as exc:
+        if not is_bad_data(exc):
+            raise
+        raise InputError(f"{piece.path}: cannot be decompressed: {exc}; the file is damaged or misnamed") from exc
+
+
+def _whole_lines(file: Any, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Bytes from the first line that starts at `start` or later to the end of the last one that starts before `stop`.
+
+    A line starts at 0 and after every newline. So what is ours begins after the first newline at start - 1 or later,
+    and ends with the first newline at stop - 1 or later: one range ends where the next begins, by the same rule.
+    """
+    at = _seek_line(file, start, stop) if start else 0  # the place in the file of the next chunk
+    kept: list[bytes] = []  # the beginning of a line whose end has not been read
+    kept_at = at
+    while (at < stop or kept) and (chunk := file.read(CHUNK_BYTES)):
+        end = chunk.find(b"\n", max(0, stop - 1 - at)) + 1 if at + len(chunk) >= stop else 0
+        cut = end or chunk.rfind(b"\n") + 1
+        if cut:
+            yield kept_at, b"".join([*kept, chunk[:cut]])
+            kept, kept_at = [], at + cut
+        if end:
+            return
+        if cut < len(chunk):
+            kept.append(chunk[cut:])
+        at += len(chunk)
+    if kept:
+        yield kept_at, b"".join(kept)
+
+
+def _seek_line(file: Any, start: int, stop: int) -> int:
+    """Go to the first line that starts at `start` or later, and return its place; `stop` or more if none is ours."""
+    at: int = start - 1
+    file.seek(at)
+    while at < stop and (chunk := file.read(CHUNK_BYTES)):
+        found: int = chunk.find(b"\n") + 1
+        if found:
+            file.seek(at + found)
+            return at + found
+        at += len(chunk)
+    return max(at, stop)
+
+
+def blocks_of(parsed: Iterable[tuple[list[T], int]]) -> Iterator[list[T]]:
+    """Lists of rows, each with about its size in bytes, as blocks of at most MAX_ROWS rows and about MAX_BYTES."""
+    rows: list[T] = []
+    size = 0
+    for more, nbytes in parsed:
+        rows = rows + more if rows else more
+        size += nbytes
+        full = len(rows) // MAX_ROWS * MAX_ROWS
+        for start in range(0, full, MAX_ROWS):
+            yield rows[start : start + MAX_ROWS]
+        if full:
+            rows, size = rows[full:], nbytes
+        if rows and size >= MAX_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+class TextSource(Source[str]):
+    """The lines of text files."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def splits(self, goal: SplitGoal) -> Sequence[tuple[LineRange, ...]]:
+        files = list_files(self.pattern)
+        return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
+
+    def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
+        return blocks_of((run.lines(), len(run.data)) for piece in split for run in line_runs(piece))
+
+
+class JsonlSource(TextSource):
+    """The values of JSON Lines files."""
+
+    def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
+        runs = (run for piece in split for run in line_runs(piece))
+        return blocks_of((_parse_json(run), PARSED_GROWTH * len(run.data)) for run in runs)
+
+
+def _parse_json(run: LineRun) -> list[Any]:
+    values = []
+    for number, line in enumerate(run.lines()):
+        if not line or line.isspace():
+            continue
+        try:
+            values.append(json.loads(line))
+        except (ValueError, RecursionError) as exc:
+            start = line if len(line) <= 60 else f"{line[:60]}..."
+            raise InputError(
+                f"{run.path}, in the line at byte {run.offset_of(number)}: not JSON ({exc}): {start!r}; "
+                "expected one JSON value on each line; correct the line, or read with ReadFromText and parse in a step"
+            ) from exc
+    return values
+
+
+class TextWriter(FileWriter[str]):
+    def add(self, block: Block) -> None:
+        rows = rows_of(block)
+        try:
+            text = "\n".join(rows)
+            data = text.encode()
+        except (TypeError, UnicodeEncodeError) as exc:
+            raise OutputError(_unfit_text(rows)) from exc
+        if text.count("\n") >= len(rows) or "\r\n" in text or text.endswith("\r"):
+            raise OutputError(_unfit_text(rows))
+        self.file.write(data + b"\n")
+
+
+def _unfit_text(rows: list[Any]) -> str:
+    for row in rows:
+        if not isinstance(row, str):
+            return f"WriteToText expects str rows, got {type(row).__name__}: put ps.Map(str) before it"
+        if "\n" in row or row.endswith("\r"):
+            return (
+                f"WriteToText: the row {row[:60]!r} has a line end in it and would not be read back as it is: "
+                "put ps.Map(lambda s: s.replace('\\r', ' ').replace('\\n', ' ')) before it, or use WriteToJsonl"
+            )
+    return "WriteToText: a row has lone surrogates, which UTF-8 cannot hold: clean it first, or use WriteToJsonl"
+
+
+class JsonlWriter(FileWriter[Any]):
+    def add(self, block: Block) -> None:
+        rows = rows_of(block)
+        try:
+            data = "\n".join(map(_to_json, rows)).encode()
+        except UnicodeEncodeError:
+            data = "\n".join(map(_to_ascii_json, rows)).encode()
+        self.file.write(data + b"\n")
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_refuse).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), default=_refuse).encode
+
+
+def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
+    try:
+        return encode(plain(row, lambda array: array.tolist()))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise OutputError(
+            f"WriteToJsonl: a row of type {type(row).__name__} is not JSON: {exc}; expected dicts, lists, text, "
+            "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row"
+        ) from exc
+
+
+def _to_ascii_json(row: Any) -> str:
+    return _to_json(row, _encode_ascii)
+
+
+class TextSink(FileSink[str]):
+    suffix = ".txt"
+
+    def open(self, part: Part) -> TextWriter:
+        return TextWriter(self.places(part))
+
+
+class JsonlSink(FileSink[Any]):
+    suffix = ".jsonl"
+
+    def open(self, part: Part) -> JsonlWriter:
+        return JsonlWriter(self.places(part))
+
+
+class ReadFromText(Read[str]):
+    """One row for each line, without its line end; blank lines are rows too.
+
+    `pattern` is a file, a folder or a glob, local or on any store that fsspec knows. Files ending in .gz or .zst are
+    decompressed, each read as one piece; others are read in byte ranges. The text must be UTF-8.
+    """
+
+    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+        self.pattern = checked_path(pattern, "ReadFromText")
+        super().__init__(TextSource(self.pattern))
+
+    def default_label(self) -> str:
+        return f"ReadFromText({short_name(self.pattern)})"
+
+
+class ReadFromJsonl(Read[Any]):
+    """One row for each line: the JSON value it holds. Blank lines are skipped. Files are found as by ReadFromText."""
+
+    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+        self.pattern = checked_path(pattern, "ReadFromJsonl")
+        super().__init__(JsonlSource(self.pattern))
+
+    def default_label(self) -> str:
+        return f"ReadFromJsonl({short_name(self.pattern)})"
+
+
+class WriteToText(Write[str]):
+    """Each row, a str without line ends, as one line of UTF-8 in `path`/part-00000.txt and so on, in order.
+
+    An output that is there already is an error, unless `overwrite` is set: then a run that succeeds replaces it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        super().__init__(TextSink(checked_path(path, "WriteToText"), overwrite))
+
+    def default_label(self) -> str:
+        return f"WriteToText({short_name(self.sink.describe())})"
+
+
+class WriteToJsonl(Write[Any]):
+    """Each row as one JSON value on a line of `path`/part-00000.jsonl and so on, in order.
+
+    NamedTuples (such as PredictionResult) and dataclasses become objects; arrays and tensors become lists. NaN and
+    infinities are written as NaN and Infinity, which ReadFromJsonl reads back. `overwrite` as in WriteToText.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        super().__init__(JsonlSink(checked_path(path, "WriteToJsonl"), overwrite))
+
+    def default_label(self) -> str:
+        return f"WriteToJsonl({short_name(self.sink.describe())})"

@@ -1,0 +1,53 @@
+"""Rows that are in memory already: Create."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from penstock.blocks import Block, fitting_rows
+from penstock.errors import UsageError
+from penstock.io.source import Read, Source, SplitGoal
+
+T = TypeVar("T")
+
+
+class MemorySource(Source[T]):
+    """The rows of a sequence. Each split carries its own rows; the source that is copied to workers carries none."""
+
+    def __init__(self, rows: Sequence[T]) -> None:
+        self.rows: Sequence[T] | None = rows
+
+    def splits(self, goal: SplitGoal) -> Sequence[Any]:
+        rows = self.rows
+        assert rows is not None, "only the user's own copy of a MemorySource can be split"
+        size = max(1, -(-len(rows) // goal.min_splits))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def read(self, split: Sequence[T]) -> Iterator[Block]:
+        size = fitting_rows(list(split[:16]))
+        for start in range(0, len(split), size):
+            yield list(split[start : start + size])
+
+    def count(self) -> int | None:
+        return None if self.rows is None else len(self.rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rows": None}
+
+
+class Create(Read[T]):
+    """Rows from a list, a range, an array or any other iterable in memory."""
+
+    def __init__(self, values: Iterable[T]) -> None:
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise UsageError(f"Create({values!r}): expected an iterable of rows, such as a list; for one row: Create([row])")
+        rows: Sequence[T]
+        if isinstance(values, (list, tuple, range)) or hasattr(values, "__array__"):
+            rows = values  # type: ignore[assignment]  # arrays slice like sequences
+        else:
+            rows = list(values)
+        super().__init__(MemorySource(rows))
+
+    def default_label(self) -> str:
+        return "Create"

@@ -1,0 +1,364 @@
+"""Parquet files: columns in, columns out. Splits are row groups, or ranges of rows inside a large one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from penstock.blocks import Block
+from penstock.errors import InputError, OutputError, UsageError
+from penstock.io import files
+from penstock.io.sink import Part, Write
+from penstock.io.source import Read, Source, SplitGoal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLOCK_ROWS, BLOCK_BYTES = 64 << 10, 16 << 20  # what read() yields at most, about
+BATCH_ROWS = 4096  # decoded at once: text that repeats is far larger in memory than the file says
+GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20  # when a row group is written
+FOOTER_THREADS = 16
+MOST_RANGES = 8  # of one row group, if no more are asked for: each of them reads the group from its start
+COMPRESSIONS = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows start to stop of one row group."""
+
+    path: str
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSplit:
+    """Ranges of rows, and the columns that all files have in common."""
+
+    ranges: tuple[RowRange, ...]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself: its columns that are wanted, and the rows and bytes of each row group."""
+
+    path: str
+    schema: pa.Schema
+    groups: tuple[tuple[int, int], ...]
+
+
+class ParquetSource(Source[dict[str, Any]]):
+    """The rows of Parquet files, as tables. Footers are read in the user's process, again if files change."""
+
+    def __init__(self, pattern: str, columns: tuple[str, ...] | None) -> None:
+        self.pattern = pattern
+        self.columns = columns
+        self._known: tuple[list[files.InputFile], list[Footer]] | None = None
+
+    def splits(self, goal: SplitGoal) -> Sequence[ParquetSplit]:
+        footers = self._footers()
+        schema = _common_schema(footers)
+        target = goal.target_bytes(sum(size for footer in footers for _, size in footer.groups), least=1)
+        most = max(goal.min_splits, MOST_RANGES)
+        pieces = (piece for footer in footers for piece in _ranges(footer, target, most))
+        return [ParquetSplit(packed, schema) for packed in files.pack(pieces, target)]
+
+    def read(self, split: ParquetSplit) -> Iterator[Block]:
+        for path, ranges in groupby(split.ranges, key=attrgetter("path")):
+            with _parquet_file(path) as file:
+                yield from _tables(file, ranges, split.schema)
+
+    def count(self) -> int | None:
+        return sum(rows for footer in self._footers() for rows, _ in footer.groups)
+
+    def _footers(self) -> list[Footer]:
+        found = files.list_files(self.pattern)
+        if self._known is None or self._known[0] != found:
+            try:
+                with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+                    self._known = found, list(pool.map(self._footer, found))
+            except OSError as exc:
+                raise InputError(f"{self.pattern}: cannot be read: {exc}; check the right to read it") from exc
+        return self._known[1]
+
+    def _footer(self, file: files.InputFile) -> Footer:
+        import pyarrow as pa
+
+        with _parquet_file(file.path) as parquet:
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+        wanted = schema.names if self.columns is None else self.columns
+        if missing := [name for name in wanted if name not in schema.names]:
+            raise InputError(f"{file.path}: has no column {_listed(missing)}; its columns are {_listed(schema.names)}")
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = tuple((group.num_rows, _group_bytes(group, self.columns)) for group in groups)
+        return Footer(file.path, pa.schema([(name, schema.field(name).type) for name in wanted]), sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}
+
+
+def _group_bytes(group: Any, columns: tuple[str, ...] | None) -> int:
+    if columns is None:
+        return int(group.total_byte_size)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    wanted = set(columns)
+    return sum(c.total_uncompressed_size for c in chunks if wanted & {c.path_in_schema, c.path_in_schema.split(".")[0]})
+
+
+def _common_schema(footers: Sequence[Footer]) -> pa.Schema:
+    """The schema of all files; a column without any value in one file fits every type."""
+    import pyarrow as pa
+
+    schema = footers[0].schema
+    for footer in footers[1:]:
+        same_names = set(schema.names) == set(footer.schema.names)
+        try:
+            merged = pa.unify_schemas([schema, footer.schema], promote_options="default")
+        except pa.ArrowException:
+            merged = None
+        if not same_names or merged is None:
+            raise InputError(
+                f"{footers[0].path} and {footer.path} have different columns: {_differences(schema, footer.schema)}; "
+                "read them apart, or choose columns that are alike with columns=[...]"
+            )
+        schema = merged
+    return schema
+
+
+def _differences(first: pa.Schema, second: pa.Schema) -> str:
+    def type_in(schema: pa.Schema, name: str) -> str:
+        return str(schema.field(name).type) if name in schema.names else "missing"
+
+    names = dict.fromkeys([*first.names, *second.names])
+    pairs = [(name, type_in(first, name), type_in(second, name)) for name in names]
+    return ", ".join(f"{name!r} ({one} and {other})" for name, one, other in pairs if one != other)
+
+
+def _ranges(footer: Footer, target: int, most: int) -> Iterator[tuple[RowRange, int]]:
+    """A file's row groups, those of more than `target` bytes in even ranges of rows, each with about its bytes."""
+    for number, (rows, size) in enumerate(footer.groups):
+        count = min(rows, most, max(1, -(-size // target)))
+        for i in range(count):
+            yield RowRange(footer.path, number, rows * i // count, rows * (i + 1) // count), size // count
+
+
+@contextlib.contextmanager
+def _parquet_file(path: str) -> Iterator[Any]:
+    """The open file. What Arrow finds wrong with its bytes, here or in the `with` block, is an InputError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fs, inner = files.store_of(path, InputError)
+    try:
+        with contextlib.ExitStack() as stack:
+            source = inner if files.is_local(fs) else stack.enter_context(fs.open(inner, "rb"))
+            yield stack.enter_context(pq.ParquetFile(source))
+    except (pa.ArrowException, OSError) as exc:
+        if isinstance(exc, OSError) and not files.is_bad_data(exc):
+            raise
+        raise InputError(
+            f"{path}: not a whole Parquet file: {exc}; write it again, or name Parquet files only: folder/*.parquet"
+        ) from exc
+
+
+def _tables(file: Any, ranges: Iterable[RowRange], schema: pa.Schema) -> Iterator[pa.Table]:
+    batches: list[Any] = []
+    rows = size = 0
+    for batch in (batch for one in ranges for batch in _batches(file, one, schema)):
+        if batches and (rows + batch.num_rows > BLOCK_ROWS or size + batch.nbytes > BLOCK_BYTES):
+            yield _table(batches, schema)
+            batches, rows, size = [], 0, 0
+        batches.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if batches:
+        yield _table(batches, schema)
+
+
+def _table(batches: list[Any], schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(batches)
+    return pa.Table.from_arrays([table.column(field.name).cast(field.type) for field in schema], schema=schema)
+
+
+def _batches(file: Any, wanted: RowRange, schema: pa.Schema) -> Iterator[Any]:
+    group = file.metadata.row_group(wanted.group)
+    fitting = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
+    at = 0
+    for batch in file.iter_batches(max(1, min(BATCH_ROWS, fitting)), row_groups=[wanted.group], columns=schema.names):
+        first, last = max(wanted.start - at, 0), min(wanted.stop - at, batch.num_rows)
+        if first < last:
+            yield batch.slice(first, last - first)
+        at += batch.num_rows
+        if at >= wanted.stop:
+            return
+
+
+class ParquetWriter(files.FileWriter[Any]):
+    """A part in row groups of a good size. Its schema is the one given, or else what fits the first group."""
+
+    def __init__(self, places: tuple[str, str], schema: pa.Schema | None, compression: str) -> None:
+        super().__init__(places)
+        self._schema = schema
+        self._compression: Any = compression
+        self._kept: list[pa.Table] = []
+        self._kept_rows = self._kept_bytes = 0
+        self._parquet: Any = None
+
+    def add(self, block: Block) -> None:
+        table = _table_of_rows(block, self._schema) if isinstance(block, list) else block
+        if self._schema is not None:
+            table = _fitted(table, self._schema)
+        self._kept.append(table)
+        self._kept_rows += table.num_rows
+        self._kept_bytes += table.nbytes
+        if self._kept_rows >= GROUP_ROWS or self._kept_bytes >= GROUP_BYTES:
+            self._write_group()
+
+    def end(self) -> None:
+        if self._kept:
+            self._write_group()
+        if self._parquet is not None:
+            self._parquet.close()
+
+    def abort(self) -> None:
+        if self._parquet is not None:
+            with contextlib.suppress(Exception):  # what it still writes is thrown away
+                self._parquet.close()
+        super().abort()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pa.concat_tables(self._kept, promote_options="permissive")
+            if self._parquet is None:
+                self._schema = self._schema or table.schema
+                self._parquet = pq.ParquetWriter(self.file, self._schema, compression=self._compression)
+            self._parquet.write_table(table, row_group_size=GROUP_ROWS)
+        except pa.ArrowException as exc:
+            raise OutputError(f"WriteToParquet: rows do not fit together: {exc}; pass schema=...") from exc
+        self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
+
+
+def _table_of_rows(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
+    import pyarrow as pa
+
+    records = [files.named_fields(row, "WriteToParquet") for row in rows]
+    names = dict.fromkeys(records[0])
+    if any(record.keys() != names.keys() for record in records):
+        names = dict.fromkeys(name for record in records for name in record)
+    types = {} if schema is None else {field.name: field.type for field in schema}
+    columns = {}
+    for name in names:
+        values = [files.plain(record.get(name), _arrow_value) for record in records]
+        try:
+            columns[name] = pa.array(values, type=types.get(name))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
+            raise OutputError(
+                f"WriteToParquet: column {name!r}: {exc}; expected values of one type that Arrow knows: "
+                "put a ps.Map before it that makes them so, or pass schema=pyarrow.schema(...)"
+            ) from exc
+    return pa.table(columns)
+
+
+def _arrow_value(value: Any) -> Any:
+    """An array or tensor as what Arrow takes, its type of number kept: 1-D arrays, lists of them, NumPy scalars."""
+    if hasattr(value, "detach"):
+        with contextlib.suppress(TypeError):  # NumPy has no bfloat16
+            value = value.detach().cpu().numpy()
+    if type(value).__module__ != "numpy" or value.dtype == object:
+        return files.plain(value.tolist(), _arrow_value)
+    if value.ndim > 1:
+        return [_arrow_value(item) for item in value]
+    return value[()] if value.ndim == 0 and hasattr(value, "__array_interface__") else value
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table in the columns and types of the schema; a missing column is null."""
+    import pyarrow as pa
+
+    if extra := [name for name in table.column_names if name not in schema.names]:
+        raise OutputError(
+            f"WriteToParquet: rows have the column {_listed(extra)}, which earlier rows or schema= do not have "
+            f"({_listed(schema.names)}); drop it in a step before, or pass schema=pyarrow.schema(...) with it"
+        )
+    columns = []
+    for field in schema:
+        column = table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows)
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as exc:
+            raise OutputError(
+                f"WriteToParquet: column {field.name!r} holds {column.type}, expected {field.type}: {exc}; "
+                "make the rows alike in a step before, or pass schema=pyarrow.schema(...)"
+            ) from exc
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+class ParquetSink(files.FileSink[Any]):
+    suffix = ".parquet"
+
+    def __init__(self, path: str, overwrite: bool, schema: pa.Schema | None, compression: str) -> None:
+        super().__init__(path, overwrite)
+        self.schema = schema
+        self.compression = compression
+
+    def open(self, part: Part) -> ParquetWriter:
+        return ParquetWriter(self.places(part), self.schema, self.compression)
+
+
+class ReadFromParquet(Read[dict[str, Any]]):
+    """The rows of Parquet files: tables for steps that take columns, dicts for others. Files as for ReadFromText.
+
+    `columns` reads these columns only. All files must have the same columns, with the same types.
+    """
+
+    def __init__(self, pattern: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
+        self.pattern = files.checked_path(pattern, "ReadFromParquet")
+        is_list = isinstance(columns, (list, tuple)) and columns and all(isinstance(name, str) for name in columns)
+        if columns is not None and (not is_list or len(set(columns)) < len(columns)):
+            raise UsageError(f"ReadFromParquet(columns={columns!r}): expected a list of names (different ones)")
+        super().__init__(ParquetSource(self.pattern, None if columns is None else tuple(columns)))
+
+    def default_label(self) -> str:
+        return f"ReadFromParquet({files.short_name(self.pattern)})"
+
+
+class WriteToParquet(Write[Any]):
+    """Each row (a dict, NamedTuple, dataclass, or a table's row) in `path`/part-00000.parquet and so on, in order.
+
+    Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. A
+    field that a row does not have is null. Arrays and tensors become lists. `overwrite` as in WriteToText.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        schema: pa.Schema | None = None,
+        compression: str = "zstd",
+        overwrite: bool = False,
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise UsageError(f"WriteToParquet(compression={compression!r}): expected one of {_listed(COMPRESSIONS)}")
+        if schema is not None and not hasattr(schema, "names"):
+            raise UsageError(f"WriteToParquet(schema={schema!r}): expected a pyarrow.schema(...)")
+        super().__init__(ParquetSink(files.checked_path(path, "WriteToParquet"), overwrite, schema, compression))
+
+    def default_label(self) -> str:
+        return f"WriteToParquet({files.short_name(self.sink.describe())})"

@@ -1,0 +1,70 @@
+"""The contract of a source, and the transform that reads one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from penstock.blocks import Block
+from penstock.errors import UsageError
+from penstock.pipeline.graph import MAIN, PCollection, PTransform
+from penstock.pipeline.pipeline import Pipeline
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitGoal:
+    """How finely a source should cut its input: pieces of about `max_bytes`, and at least `min_splits` if it can."""
+
+    max_bytes: int = 64 << 20
+    min_splits: int = 1
+
+    def target_bytes(self, total: int, least: int = 64 << 10) -> int:
+        """How large one split should be when there are `total` bytes in all."""
+        return max(least, min(self.max_bytes, -(-total // self.min_splits)))
+
+
+class Source(Generic[T]):
+    """Rows that can be read in pieces. Subclass it to read something new, and run `testing.check_source` on it.
+
+    A source is a small picklable description. It is made in the user's process, copied to the workers, and holds no open
+    files.
+    """
+
+    def splits(self, goal: SplitGoal) -> Sequence[Any]:
+        """Cut the input into splits: small picklable things, in the order of their rows. May be empty.
+
+        Called once per run, in the user's process, before anything starts. Raise InputError when the input is missing.
+        """
+        raise NotImplementedError
+
+    def read(self, split: Any) -> Iterator[Block]:
+        """Yield the rows of one split, in order, as non-empty lists of rows or as pyarrow Tables.
+
+        Called in a worker, once for every attempt at the split; it must give the same rows each time. OSErrors count as
+        passing trouble: the split is tried again.
+        """
+        raise NotImplementedError
+
+    def count(self) -> int | None:
+        """How many rows there are, if that is known without reading them."""
+        return None
+
+
+class Read(PTransform[Pipeline, PCollection[T]]):
+    """The rows of a source."""
+
+    def __init__(self, source: Source[T]) -> None:
+        if not isinstance(source, Source):
+            raise UsageError(f"Read({source!r}): expected a ps.Source")
+        self.source = source
+
+    def expand(self, pcoll: Pipeline) -> PCollection[T]:
+        if not isinstance(pcoll, Pipeline):
+            raise UsageError(f"{self.default_label()} starts a pipeline: write pipeline | ..., not a PCollection | ...")
+        return pcoll.add(self, ()).outputs[MAIN]
+
+    def default_label(self) -> str:
+        return f"Read({type(self.source).__name__})"

@@ -1,0 +1,1 @@
+"""Where models live: loading and measuring a copy in this process."""

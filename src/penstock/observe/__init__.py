@@ -1,0 +1,1 @@
+"""What a run tells: metrics, counts, live progress, the result."""

@@ -1,0 +1,85 @@
+"""Counters and distributions, kept where the work is done and added up in the user's process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class MetricKey(NamedTuple):
+    step: str
+    namespace: str
+    name: str
+
+
+@dataclass(slots=True)
+class Distribution:
+    """The count, sum, least and greatest of the values that were recorded."""
+
+    count: int = 0
+    sum: float = 0
+    min: float = float("inf")
+    max: float = float("-inf")
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.count if self.count else float("nan")
+
+    def record(self, value: float) -> None:
+        self.count += 1
+        self.sum += value
+        if value < self.min:
+            self.min = value
+        if value > self.max:
+            self.max = value
+
+    def merge(self, other: Distribution) -> None:
+        self.count += other.count
+        self.sum += other.sum
+        self.min = min(self.min, other.min)
+        self.max = max(self.max, other.max)
+
+
+@dataclass
+class Metrics:
+    """Values by step, namespace and name. Not locked: whoever shares one between threads holds a lock."""
+
+    counters: dict[MetricKey, int] = field(default_factory=dict)
+    distributions: dict[MetricKey, Distribution] = field(default_factory=dict)
+
+    def count(self, key: MetricKey, n: int = 1) -> None:
+        self.counters[key] = self.counters.get(key, 0) + n
+
+    def record(self, key: MetricKey, value: float) -> None:
+        self.distribution_of(key).record(value)
+
+    def distribution_of(self, key: MetricKey) -> Distribution:
+        found = self.distributions.get(key)
+        if found is None:
+            found = self.distributions[key] = Distribution()
+        return found
+
+    def merge(self, other: Metrics) -> None:
+        for key, n in other.counters.items():
+            self.count(key, n)
+        for key, distribution in other.distributions.items():
+            self.distribution_of(key).merge(distribution)
+
+    def drain(self) -> Metrics:
+        """What was recorded since the last drain."""
+        drained = Metrics(dict(self.counters), dict(self.distributions))
+        self.counters.clear()
+        self.distributions.clear()
+        return drained
+
+    def counter(self, name: str, *, step: str | None = None) -> int:
+        """The sum of the counters of that name, over all steps or of one."""
+        return sum(n for key, n in self.counters.items() if key.name == name and step in (None, key.step))
+
+    def distribution(self, name: str, *, step: str | None = None) -> Distribution:
+        """The distributions of that name put together, over all steps or of one."""
+        total = Distribution()
+        for key, distribution in self.distributions.items():
+            if key.name == name and step in (None, key.step):
+                total.merge(distribution)
+        return total

@@ -1,0 +1,38 @@
+"""What a finished run hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.observe.metrics import Metrics
+
+
+@dataclass(slots=True)
+class StepCount:
+    """Rows into and out of one step, each counted once, whatever was tried again."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+
+    def add(self, other: StepCount) -> None:
+        self.rows_in += other.rows_in
+        self.rows_out += other.rows_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A run that succeeded: how many rows went where, how long it took, and what was measured on the way."""
+
+    run: str
+    seconds: float
+    counts: Mapping[str, StepCount]  # by step
+    metrics: Metrics = field(default_factory=Metrics)
+    outputs: Sequence[str] = ()  # where the sinks wrote
+    splits: int = 0
+    retries: int = 0  # splits that ran again, after a death or passing trouble
+    worker_deaths: int = 0
+
+    def rows_out(self, step: str) -> int:
+        """How many rows a step gave."""
+        return self.counts[step].rows_out

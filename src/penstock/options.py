@@ -1,0 +1,44 @@
+"""What a user can set for a run. Flag over argument over default, written once here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """How one run is carried out. None means: chosen from the machine and the input."""
+
+    workers: int | None = None  # 0: in this process; n: exactly n worker processes per pool; None: one per core
+    threads_per_worker: int = 1  # splits that one worker runs at a time; they share its models
+    bundle_attempts: int = 1  # tries of a whole split when a step's own code raises; deaths and I/O have four anyway
+    progress: bool | None = None  # live lines; None: when stderr is a terminal
+
+    def __post_init__(self) -> None:
+        _check("workers", self.workers, least=0, none_ok=True)
+        _check("threads_per_worker", self.threads_per_worker, least=1)
+        _check("bundle_attempts", self.bundle_attempts, least=1)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> RunOptions:
+        """Options from keyword arguments, with an error that names the ones there are."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise UsageError(f"Pipeline() has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+        return cls(**given)
+
+    def replace(self, given: Mapping[str, Any]) -> RunOptions:
+        return dataclasses.replace(self, **given)
+
+
+def _check(name: str, value: object, least: int, none_ok: bool = False) -> None:
+    if value is None and none_ok:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name}={value!r}: expected a whole number of at least {least}")

@@ -1,0 +1,1 @@
+"""What a user composes: the graph, transforms and resource hints. No threads, no files, no processes."""

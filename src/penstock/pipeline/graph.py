@@ -1,0 +1,170 @@
+"""The graph that a pipeline builds: transforms applied to collections, as nodes in the order they were applied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.errors import GraphError
+from penstock.pipeline.hints import NO_HINTS, ResourceHints, resource_hints
+
+if TYPE_CHECKING:
+    from penstock.pipeline.pipeline import Pipeline
+
+T = TypeVar("T")
+InT = TypeVar("InT", contravariant=True)
+OutT = TypeVar("OutT", covariant=True)
+SelfT = TypeVar("SelfT", bound="PTransform[Any, Any]")
+
+MAIN = ""  # the tag of a step's main output
+
+
+class PTransform(Generic[InT, OutT]):
+    """A step, or a composite of steps: override expand() to build one out of others.
+
+    Applying a transform to a collection (`rows | transform`) calls expand() once, while the pipeline is built, in the
+    user's process. The same transform object may be applied any number of times.
+    """
+
+    label: str | None = None
+    hints: ResourceHints = NO_HINTS
+
+    def expand(self, pcoll: InT) -> OutT:
+        """Apply other transforms to `pcoll` and return the result: a PCollection, or a tuple or dict of them."""
+        raise NotImplementedError(f"{type(self).__name__} must define expand(self, pcoll)")
+
+    def default_label(self) -> str:
+        """The step's name where the user gives none. It need not be unique."""
+        return type(self).__name__
+
+    def with_resource_hints(
+        self: SelfT, *, min_ram: str | int | None = None, cpus: int | None = None, accelerator: str | None = None
+    ) -> SelfT:
+        """The same transform on workers that have at least these resources."""
+        hinted = copy.copy(self)
+        hinted.hints = resource_hints(min_ram, cpus, accelerator).over(self.hints)
+        return hinted
+
+    def __rrshift__(self: SelfT, label: str) -> SelfT:
+        if not isinstance(label, str) or not label:
+            raise GraphError(f"{label!r} >> {type(self).__name__}: a step's name must be a non-empty string")
+        named = copy.copy(self)
+        named.label = label
+        return named
+
+    def __ror__(self, left: Any) -> OutT:
+        """`left | transform` for what has no `|` of its own: a tuple, list or dict of collections."""
+        made: OutT = apply(self, left)
+        return made
+
+    def __or__(self, right: Any) -> Any:
+        raise GraphError(
+            f"{type(self).__name__} | {_describe(right)}: a pipeline starts with a Pipeline or a PCollection on the left, "
+            "as in: pipeline | ps.Create(rows) | ps.Map(f)"
+        )
+
+
+@dataclass(eq=False)
+class Node:
+    """One primitive step in a pipeline. Engines look at `transform` to know what to do."""
+
+    index: int
+    label: str
+    transform: PTransform[Any, Any]
+    inputs: tuple[PCollection[Any], ...]
+    hints: ResourceHints
+    outputs: dict[str, PCollection[Any]] = field(default_factory=dict)
+
+
+class PCollection(Generic[T]):
+    """What a step gives: rows in order, not computed until a run needs them."""
+
+    def __init__(self, pipeline: Pipeline, producer: Node, tag: str = MAIN) -> None:
+        self.pipeline = pipeline
+        self.producer = producer
+        self.tag = tag
+
+    def __or__(self, transform: PTransform[PCollection[T], OutT]) -> OutT:
+        made: OutT = apply(transform, self)
+        return made
+
+    def collect(self) -> list[T]:
+        """Run what this collection needs and hand back its rows, in order. For notebooks, tests and small results."""
+        return self.pipeline.collect(self)
+
+    def __iter__(self) -> Iterator[T]:
+        raise GraphError(f"{self!r} has no rows until it has run: use .collect(), or | ps.Map(f) to work on each row")
+
+    def __repr__(self) -> str:
+        return f"<PCollection {self.producer.label}{'.' + self.tag if self.tag else ''}>"
+
+
+class Outputs(Generic[T]):
+    """The tagged outputs of one step: `outs.tag`, `outs["tag"]`, or unpacked in the order they were named."""
+
+    def __init__(self, by_tag: Mapping[str, PCollection[T]], order: Sequence[str]) -> None:
+        self._by_tag = dict(by_tag)
+        self._order = tuple(order)
+
+    def __getitem__(self, tag: str) -> PCollection[T]:
+        try:
+            return self._by_tag[tag]
+        except KeyError:
+            raise GraphError(f"there is no output {tag!r}; the outputs are {sorted(map(repr, self._by_tag))}") from None
+
+    def __getattr__(self, tag: str) -> PCollection[T]:
+        if tag.startswith("__"):
+            raise AttributeError(tag)
+        return self[tag]
+
+    def __iter__(self) -> Iterator[PCollection[T]]:
+        return (self._by_tag[tag] for tag in self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+def apply(transform: Any, left: Any) -> Any:
+    """What `left | transform` does: check both, and expand the transform in the left side's pipeline."""
+    if not isinstance(transform, PTransform):
+        hint = "wrap it in ps.Map(...)" if callable(transform) else "expected a transform such as ps.Map(f)"
+        if isinstance(transform, type) and issubclass(transform, PTransform):
+            hint = f"call it: {transform.__name__}(...)"
+        raise GraphError(f"{_describe(transform)} on the right of | is not a transform: {hint}")
+    return _pipeline_of(transform, left).expand(transform, left)
+
+
+def _pipeline_of(transform: PTransform[Any, Any], left: Any) -> Pipeline:
+    from penstock.pipeline.pipeline import Pipeline
+
+    if isinstance(left, Pipeline):
+        return left
+    collections = _collections_in(left)
+    if not collections:
+        raise GraphError(
+            f"{_describe(left)} on the left of | {type(transform).__name__}: expected a Pipeline or a PCollection; "
+            "rows in memory become one with pipeline | ps.Create(rows)"
+        )
+    pipeline = collections[0].pipeline
+    for other in collections[1:]:
+        if other.pipeline is not pipeline:
+            raise GraphError(f"{collections[0]!r} and {other!r} belong to different pipelines: build both in one Pipeline")
+    return pipeline
+
+
+def _collections_in(left: Any) -> list[PCollection[Any]]:
+    if isinstance(left, PCollection):
+        return [left]
+    members = list(left.values()) if isinstance(left, Mapping) else left
+    if isinstance(members, (list, tuple, Outputs)):
+        found = list(members)
+        if all(isinstance(member, PCollection) for member in found):
+            return found
+    return []
+
+
+def _describe(thing: object) -> str:
+    text = repr(thing)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,57 @@
+"""Resource hints: what a step needs of the machine it runs on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from penstock.errors import UsageError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceHints:
+    """What one worker for a step needs. Steps with equal hints share workers; a change of hints cuts a stage."""
+
+    min_ram: int | None = None  # bytes
+    cpus: int | None = None
+    accelerator: str | None = None
+
+    def over(self, outer: ResourceHints) -> ResourceHints:
+        """These hints, and the outer ones where these say nothing."""
+        return ResourceHints(
+            **{f.name: mine if (mine := getattr(self, f.name)) is not None else getattr(outer, f.name) for f in fields(self)}
+        )
+
+    def __str__(self) -> str:
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        if "min_ram" in given:
+            given["min_ram"] = f"{given['min_ram'] / 1e9:.3g}GB"
+        return ", ".join(f"{name}={value}" for name, value in given.items()) or "none"
+
+
+NO_HINTS = ResourceHints()
+
+
+def resource_hints(
+    min_ram: str | int | None = None, cpus: int | None = None, accelerator: str | None = None
+) -> ResourceHints:
+    """Check and normalise what a user wrote: min_ram="8GB" or bytes, cpus=2, accelerator="gpu"."""
+    if cpus is not None and (not isinstance(cpus, int) or cpus < 1):
+        raise UsageError(f"cpus={cpus!r}: expected a whole number of at least 1")
+    if accelerator is not None and (not isinstance(accelerator, str) or not accelerator):
+        raise UsageError(f'accelerator={accelerator!r}: expected a name such as "gpu"')
+    ram = None if min_ram is None else parse_bytes(min_ram, "min_ram")
+    return ResourceHints(min_ram=ram, cpus=cpus, accelerator=accelerator)
+
+
+def parse_bytes(text: str | int, name: str) -> int:
+    """Bytes from 8_000_000, "8MB" or "8 MiB"; `name` is the argument, for the error."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
+    if match is None or match[2].upper() not in _UNITS:
+        raise UsageError(f'{name}={text!r}: expected bytes, or a size such as "8GB" or "512MiB"')
+    return int(float(match[1]) * _UNITS[match[2].upper()])

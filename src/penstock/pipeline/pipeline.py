@@ -1,0 +1,171 @@
+"""The pipeline: it builds the graph and hands it to an engine."""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from penstock.errors import GraphError, UsageError
+from penstock.options import RunOptions
+from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, apply
+from penstock.pipeline.hints import NO_HINTS, ResourceHints
+
+if TYPE_CHECKING:
+    from penstock.observe.result import RunResult
+
+T = TypeVar("T")
+OutT = TypeVar("OutT")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What runs a graph. The default is the local engine; any object with these two methods will do."""
+
+    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        """Run the graph to its end; return the result and the rows of the collections in `graph.collect`."""
+        ...
+
+    def explain(self, graph: Graph, options: RunOptions) -> str:
+        """Say how the graph would be run, and why so, without running it."""
+        ...
+
+
+class Graph:
+    """The part of a pipeline that one run needs: nodes in an order where inputs come first."""
+
+    def __init__(self, nodes: Sequence[Node], collect: Sequence[PCollection[Any]] = ()) -> None:
+        self.nodes = tuple(nodes)
+        self.collect = tuple(collect)
+        self._consumers: dict[PCollection[Any], list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for position, pcoll in enumerate(node.inputs):
+                self._consumers.setdefault(pcoll, []).append((node, position))
+
+    def consumers(self, pcoll: PCollection[Any]) -> list[tuple[Node, int]]:
+        """The nodes that read a collection, each with the position of that input."""
+        return self._consumers.get(pcoll, [])
+
+
+# Engines by name, imported when a run needs them: composing a pipeline knows nothing of how it is run.
+ENGINES = {"local": ("penstock.engines.local", "LocalEngine")}
+
+# The command line decides here which engine and options apply to the script that it runs.
+engine_override: contextvars.ContextVar[tuple[Engine, dict[str, Any]] | None] = contextvars.ContextVar(
+    "penstock_engine", default=None
+)
+
+
+class Pipeline:
+    """A graph of transforms. Run it with run(), with pcoll.collect(), or by leaving its `with` block.
+
+    `options` are those of RunOptions: workers, threads_per_worker, bundle_attempts, progress ...
+    """
+
+    def __init__(self, engine: str | Engine = "local", **options: Any) -> None:
+        self.options = RunOptions.of(options)
+        self._engine = engine
+        self._nodes: list[Node] = []
+        self._labels: Counter[str] = Counter()
+        self._scope: list[tuple[str, ResourceHints]] = []
+        self._collected: set[PCollection[Any]] = set()
+        self.has_run = False
+        self.result: RunResult | None = None
+        if not isinstance(engine, Engine) and engine not in ENGINES:
+            names = ", ".join(map(repr, ENGINES))
+            raise UsageError(f"engine={engine!r}: expected {names}, or an object with run() and explain()")
+
+    def __or__(self, transform: PTransform[Pipeline, OutT]) -> OutT:
+        result: OutT = apply(transform, self)
+        return result
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None and (pending := self._not_collected()):
+            self._run(self._graph_for(pending))
+
+    def run(self) -> RunResult:
+        """Run the whole pipeline; raise when it fails. Returns counts and metrics, also kept in `self.result`."""
+        return self._run(Graph(self._nodes))[0]
+
+    def collect(self, pcoll: PCollection[T]) -> list[T]:
+        """Run what `pcoll` needs and return its rows, in order."""
+        self._collected.add(pcoll)
+        return self._run(self._graph_for([pcoll.producer], [pcoll]))[1].get(pcoll, [])
+
+    def explain(self) -> str:
+        """How this pipeline would run: stages, pools of workers, where models live, and why."""
+        engine, options = self._resolve()
+        return engine.explain(Graph(self._nodes), options)
+
+    def expand(self, transform: PTransform[Any, OutT], left: Any) -> OutT:
+        """Expand a transform in this pipeline, under its name and its hints."""
+        outer_label, outer_hints = self._scope[-1] if self._scope else ("", NO_HINTS)
+        name = transform.label or transform.default_label()
+        label = self._unique(f"{outer_label}/{name}" if outer_label else name)
+        self._scope.append((label, transform.hints.over(outer_hints)))
+        try:
+            return transform.expand(left)
+        finally:
+            self._scope.pop()
+
+    def add(
+        self, transform: PTransform[Any, Any], inputs: Sequence[PCollection[Any]], tags: Sequence[str] = (MAIN,)
+    ) -> Node:
+        """Add a primitive step; called from the expand() of transforms that an engine carries out itself."""
+        for pcoll in inputs:
+            if not isinstance(pcoll, PCollection):
+                raise GraphError(
+                    f"{type(transform).__name__} needs a PCollection on its left, not {type(pcoll).__name__}: "
+                    "start with pipeline | ps.Create(rows), or a ps.ReadFrom... transform"
+                )
+        label, hints = self._scope[-1]
+        node = Node(len(self._nodes), label, transform, tuple(inputs), hints)
+        node.outputs = {tag: PCollection(self, node, tag) for tag in tags}
+        self._nodes.append(node)
+        return node
+
+    def _unique(self, label: str) -> str:
+        self._labels[label] += 1
+        return label if self._labels[label] == 1 else f"{label}#{self._labels[label]}"
+
+    def _not_collected(self) -> list[Node]:
+        consumed = {pcoll for node in self._nodes for pcoll in node.inputs}
+        leaves = [n for n in self._nodes if not any(p in consumed for p in n.outputs.values())]
+        return [n for n in leaves if not any(p in self._collected for p in n.outputs.values())]
+
+    def _graph_for(self, ends: Sequence[Node], collect: Sequence[PCollection[Any]] = ()) -> Graph:
+        needed: set[int] = set()
+        waiting = list(ends)
+        while waiting:
+            node = waiting.pop()
+            if node.index not in needed:
+                needed.add(node.index)
+                waiting.extend(pcoll.producer for pcoll in node.inputs)
+        return Graph([node for node in self._nodes if node.index in needed], collect)
+
+    def _run(self, graph: Graph) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        if not graph.nodes:
+            raise GraphError("the pipeline has no steps; start with pipeline | ps.Create(rows)")
+        engine, options = self._resolve()
+        self.has_run = True
+        result, rows = engine.run(graph, options)
+        self.result = result
+        return result, rows
+
+    def _resolve(self) -> tuple[Engine, RunOptions]:
+        override = engine_override.get()
+        if override is not None:
+            return override[0], self.options.replace(override[1])
+        if not isinstance(self._engine, str):
+            return self._engine, self.options
+        module, name = ENGINES[self._engine]
+        engine: Engine = getattr(importlib.import_module(module), name)()
+        return engine, self.options

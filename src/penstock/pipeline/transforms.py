@@ -1,0 +1,264 @@
+"""The transforms over rows: what each one promises, and nothing of how an engine carries it out."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from penstock.batching.limits import BatchLimits
+from penstock.errors import GraphError, UsageError
+from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class RowFunction(PTransform[PCollection[T], PCollection[U]]):
+    """A step made of one function: what Map, FlatMap and Filter share.
+
+    The function is copied (cloudpickle) to every thread that runs the step, also in this process: what it changes in its
+    closure stays with its copy. Extra arguments are passed after the row.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
+        if not callable(fn):
+            raise UsageError(f"{name}({fn!r}): expected a function of one row")
+        self.function_name = describe_function(fn)
+        self.fn: Callable[..., Any] = _bind(fn, args, kwargs) if args or kwargs else fn
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
+        return single(self, pcoll)
+
+    def default_label(self) -> str:
+        return f"{type(self).__name__}({self.function_name})"
+
+
+class Map(RowFunction[T, U]):
+    """One output row for each input row: fn(row)."""
+
+    def __init__(self, fn: Callable[..., U], *args: Any, **kwargs: Any) -> None:
+        super().__init__(fn, *args, **kwargs)
+
+
+class FlatMap(RowFunction[T, U]):
+    """Any number of output rows for each input row: the items of fn(row), taken as they come."""
+
+    def __init__(self, fn: Callable[..., Iterable[U]], *args: Any, **kwargs: Any) -> None:
+        super().__init__(fn, *args, **kwargs)
+
+
+class Filter(RowFunction[T, T]):
+    """The rows for which fn(row) is true."""
+
+    def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(fn, *args, **kwargs)
+
+
+class MapBatches(PTransform[PCollection[T], PCollection[U]]):
+    """A function over many rows at once.
+
+    fn gets a list of at most `batch_size` rows, or with format="arrow" a pyarrow.Table, and returns any number of rows,
+    as a list or a table. Batches are made inside a split, in order; the last one of a split may be smaller.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: int = 1024,
+        format: Literal["rows", "arrow"] = "rows",  # noqa: A002
+    ) -> None:
+        if not callable(fn):
+            raise UsageError(f"MapBatches({fn!r}): expected a function of a list of rows")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"MapBatches(batch_size={batch_size!r}): expected a whole number of at least 1")
+        if format not in ("rows", "arrow"):
+            raise UsageError(f'MapBatches(format={format!r}): expected "rows" or "arrow"')
+        self.fn = fn
+        self.batch_size = batch_size
+        self.format = format
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
+        return single(self, pcoll)
+
+    def default_label(self) -> str:
+        return f"MapBatches({describe_function(self.fn)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedOutput(Generic[T]):
+    """A row for one of a step's named outputs: yield it from DoFn.process()."""
+
+    tag: str
+    value: T
+
+
+class DoFn(Generic[T, U]):
+    """A step with a life cycle. Every thread that runs the step has its own copy; a bundle is one split.
+
+    setup and teardown are called once per copy, start_bundle and finish_bundle around every split. process returns an
+    iterable of rows (or of TaggedOutput), or None. finish_bundle may return rows too: the last ones of its split.
+    """
+
+    def setup(self) -> None: ...
+
+    def start_bundle(self) -> None: ...
+
+    def process(self, element: T, *args: Any, **kwargs: Any) -> Iterable[U | TaggedOutput[Any]] | None:
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, element)")
+
+    def finish_bundle(self) -> Iterable[U | TaggedOutput[Any]] | None: ...
+
+    def teardown(self) -> None: ...
+
+
+class _CallableDoFn(DoFn[Any, Any]):
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.process = fn  # type: ignore[method-assign]
+
+
+class ParDo(PTransform[PCollection[T], PCollection[U]]):
+    """Run a DoFn (or a function that returns an iterable or None) over every row."""
+
+    def __init__(self, fn: DoFn[T, U] | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if isinstance(fn, type) and issubclass(fn, DoFn):
+            raise UsageError(f"ParDo({fn.__name__}): expected an object; call it: ParDo({fn.__name__}())")
+        if not isinstance(fn, DoFn) and not callable(fn):
+            raise UsageError(f"ParDo({fn!r}): expected a DoFn or a function of one row")
+        self.dofn: DoFn[Any, Any] = fn if isinstance(fn, DoFn) else _CallableDoFn(fn)
+        self.function_name = type(fn).__name__ if isinstance(fn, DoFn) else describe_function(fn)
+        self.args = args
+        self.kwargs = kwargs
+        self.tags: tuple[str, ...] = ()
+
+    def with_outputs(self, *tags: str, main: str | None = None) -> PTransform[PCollection[T], Outputs[Any]]:
+        """Named outputs: rows yielded as TaggedOutput(tag, row). `main` names the output of the plain rows."""
+        return _TaggedParDo(self, tags, main)
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
+        return single(self, pcoll)
+
+    def default_label(self) -> str:
+        return f"ParDo({self.function_name})"
+
+
+class _TaggedParDo(PTransform[PCollection[Any], Outputs[Any]]):
+    def __init__(self, pardo: ParDo[Any, Any], tags: Sequence[str], main: str | None) -> None:
+        names = [*tags, *([] if main is None else [main])]
+        if len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+            raise UsageError(f"with_outputs({', '.join(map(repr, names))}): expected different, non-empty names")
+        self.pardo = pardo
+        self.names = tuple(tags)
+        self.main = main
+        self.label, self.hints = pardo.label, pardo.hints
+
+    def expand(self, pcoll: PCollection[Any]) -> Outputs[Any]:
+        made = pcoll.pipeline.add(self._primitive(), [pcoll], (MAIN, *self.names)).outputs
+        by_tag = {tag: made[tag] for tag in self.names}
+        order = list(self.names)
+        if self.main is not None:
+            by_tag[self.main] = made[MAIN]
+            order.insert(0, self.main)
+        return Outputs(by_tag, order)
+
+    def _primitive(self) -> ParDo[Any, Any]:
+        primitive: ParDo[Any, Any] = ParDo(self.pardo.dofn, *self.pardo.args, **self.pardo.kwargs)
+        primitive.tags = self.names
+        return primitive
+
+    def default_label(self) -> str:
+        return self.pardo.default_label()
+
+
+class Flatten(PTransform[Sequence[PCollection[T]], PCollection[T]]):
+    """The rows of several collections as one: all of the first, then all of the second, and so on."""
+
+    def expand(self, pcolls: Sequence[PCollection[T]]) -> PCollection[T]:
+        if isinstance(pcolls, PCollection) or not len(pcolls):
+            raise GraphError("Flatten needs a tuple or list of collections on its left: (a, b) | ps.Flatten()")
+        inputs = list(pcolls)
+        return inputs[0].pipeline.add(self, inputs).outputs[MAIN]
+
+
+class _ToPartition(DoFn[Any, Any]):
+    def __init__(self, fn: Callable[..., int], n: int) -> None:
+        self.fn = fn
+        self.n = n
+
+    def process(self, element: Any, *args: Any, **kwargs: Any) -> Iterable[TaggedOutput[Any]]:
+        chosen = self.fn(element, self.n)
+        if not 0 <= chosen < self.n:
+            raise ValueError(f"the partition function returned {chosen!r}; expected 0 to {self.n - 1}")
+        return (TaggedOutput(str(int(chosen)), element),)
+
+
+class Partition(PTransform[PCollection[T], Outputs[T]]):
+    """n collections: each row goes to the one whose number fn(row, n) returns."""
+
+    def __init__(self, fn: Callable[..., int], n: int) -> None:
+        if not callable(fn) or not isinstance(n, int) or n < 1:
+            raise UsageError(f"Partition({fn!r}, {n!r}): expected a function of (row, n), and n of at least 1")
+        self.fn = fn
+        self.n = n
+
+    def expand(self, pcoll: PCollection[T]) -> Outputs[T]:
+        return pcoll | ParDo(_ToPartition(self.fn, self.n)).with_outputs(*map(str, range(self.n)))
+
+    def default_label(self) -> str:
+        return f"Partition({describe_function(self.fn)})"
+
+
+class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
+    """A stage boundary: what comes before is finished, split by split, and shared out anew. The rows stay in order."""
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[T]:
+        return single(self, pcoll)
+
+
+class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
+    """Lists of rows: at most `max_batch_size` rows, and at most `max_batch_weight` by `element_size_fn`.
+
+    Batches are made inside a split, in order. A row that alone is over the weight makes a batch of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int = 64,
+        max_batch_weight: int | None = None,
+        element_size_fn: Callable[[T], int] | None = None,
+    ) -> None:
+        self.limits = BatchLimits(max_size=max_batch_size, max_weight=max_batch_weight, weigh=element_size_fn)
+
+    def expand(self, pcoll: PCollection[T]) -> PCollection[list[T]]:
+        return single(self, pcoll)
+
+
+def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollection[Any]:
+    """Add a primitive step with one input and one output."""
+    if not isinstance(pcoll, PCollection):
+        raise GraphError(
+            f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
+            "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
+        )
+    return pcoll.pipeline.add(transform, [pcoll]).outputs[MAIN]
+
+
+def describe_function(fn: Callable[..., Any]) -> str:
+    """A function's name for labels; a lambda is named by where it stands."""
+    if isinstance(fn, functools.partial):
+        return describe_function(fn.func)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    code = getattr(fn, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        return f"lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    return str(name)
+
+
+def _bind(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """fn with extra arguments after the row."""
+    return lambda row: fn(row, *args, **kwargs)

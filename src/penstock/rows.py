@@ -1,0 +1,42 @@
+"""One function over many rows, with errors that name the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import StepError
+
+
+def map_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[Any]:
+    """[function(row) for row in rows], at the speed of map(); each row is passed exactly once."""
+    done: list[Any] = []
+    try:
+        done.extend(map(function, rows))  # on an error, what was done before it stays in the list
+    except Exception as exc:
+        raise row_error(step, rows[len(done)], exc) from exc
+    if len(done) < len(rows):  # map() takes a StopIteration from the function for its own end
+        raise row_error(step, rows[len(done)], StopIteration("raised by the step's function"))
+    return done
+
+
+def row_error(step: str, row: Any, exc: BaseException) -> StepError:
+    """The error of one row in one step, to be raised `from exc`."""
+    return StepError(f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}\n  row: {shorten(row)}")
+
+
+def shorten(row: Any, limit: int = 200) -> str:
+    """A row for an error message: its repr, cut to a readable length."""
+    try:
+        text = repr(row)
+    except Exception as exc:
+        text = f"<{type(row).__name__} whose repr raises {type(exc).__name__}>"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def safe_str(exc: BaseException) -> str:
+    """An error's message, also when making it raises."""
+    try:
+        return str(exc)
+    except Exception:
+        return "(its message cannot be shown)"

@@ -1,0 +1,6 @@
+"""Checks that a source or a sink of your own keeps its contract. Run them in your tests; they raise AssertionError."""
+
+from penstock.testing.sinks import check_sink
+from penstock.testing.sources import check_source
+
+__all__ = ["check_sink", "check_source"]

@@ -1,0 +1,110 @@
+"""Does a sink keep its contract?"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from penstock.io.sink import Part, Sink
+from penstock.testing.sources import check_same, expect
+
+T = TypeVar("T")
+
+RUN = "check-sink"
+
+
+def check_sink(sink: Sink[T], rows_of: Callable[[int], list[T]], read_back: Callable[[], Sequence[T]]) -> None:
+    """Raise AssertionError unless rows become visible whole, once, in order, and only by publish().
+
+    `sink` writes to a place that is empty. `rows_of(n)` makes rows that it can write, other ones for every n.
+    `read_back()` returns the rows that a reader of that place sees now, in order; the place may not exist yet. Parts
+    are written by a pickled copy of the sink, as in a worker.
+    """
+    check = _SinkCheck(sink, rows_of, read_back)
+    sink.prepare(RUN)
+    check.sees([], "after prepare()")
+    check.aborted_part_leaves_nothing()
+    check.empty_part_has_no_token()
+    last, retried, first = check.write("00002", 2), check.write_two_attempts("00001", 1), check.write("00000", 0)
+    check.sees([], "before anything was published")
+    sink.publish(retried)
+    check.sees(rows_of(1), "with part 00001 published")
+    sink.publish(retried)
+    check.sees(rows_of(1), "with part 00001 published twice")
+    sink.publish(last)
+    sink.publish(first)
+    everything = [row for n in range(3) for row in rows_of(n)]
+    check.sees(everything, "with all parts published, the last one before the first")
+    sink.finish(RUN, True)
+    check.sees(everything, "after finish()")
+    check.nothing_is_left_aside()
+
+
+class _SinkCheck:
+    def __init__(self, sink: Sink[Any], rows_of: Callable[[int], list[Any]], read_back: Callable[[], Any]) -> None:
+        self.sink = sink
+        self.name = type(sink).__name__
+        self.rows_of = rows_of
+        self.read_back = read_back
+
+    def open(self, name: str, attempt: int = 1) -> Any:
+        import cloudpickle
+
+        try:
+            worker_copy = pickle.loads(cloudpickle.dumps(self.sink))
+        except Exception as exc:
+            raise AssertionError(f"{self.name} cannot be sent to a worker: {type(exc).__name__}: {exc}") from exc
+        return worker_copy.open(Part(run=RUN, name=name, attempt=attempt))
+
+    def write(self, name: str, n: int, attempt: int = 1) -> Any:
+        writer = self.open(name, attempt)
+        self.fill(writer, n)
+        return self.close(writer)
+
+    def write_two_attempts(self, name: str, n: int) -> Any:
+        """Two attempts at one part that overlap in time; the token of the second one."""
+        slow, quick = self.open(name, 1), self.open(name, 2)
+        self.fill(slow, n)
+        self.fill(quick, n)
+        self.close(slow)
+        return self.close(quick)
+
+    def fill(self, writer: Any, n: int) -> None:
+        rows = self.rows_of(n)
+        expect(len(rows) > 1, f"rows_of({n}) gave {len(rows)} rows; check_sink needs at least 2")
+        writer.write(rows[:1])
+        writer.write(rows[1:])
+
+    def close(self, writer: Any) -> Any:
+        token = writer.close()
+        expect(token is not None, f"{self.name}: close() returned None for a part with rows; expected a token")
+        try:
+            return pickle.loads(pickle.dumps(token))
+        except Exception as exc:
+            raise AssertionError(f"{self.name}: the token {token!r} cannot be pickled: {exc}") from exc
+
+    def empty_part_has_no_token(self) -> None:
+        token = self.open("00003").close()
+        expect(token is None, f"{self.name}: close() returned {token!r} for a part without rows; expected None")
+
+    def aborted_part_leaves_nothing(self) -> None:
+        before = self.files_aside()
+        writer = self.open("00000", 3)
+        self.fill(writer, 0)
+        writer.abort()
+        left = self.files_aside() - before
+        expect(not left, f"{self.name}: abort() left {sorted(left)}")
+        self.sees([], "after abort()")
+
+    def sees(self, expected: Sequence[Any], when: str) -> None:
+        check_same(expected, list(self.read_back()), f"{self.name}, what a reader sees {when}")
+
+    def files_aside(self) -> set[str]:
+        folders = self.sink.aside(RUN)
+        return {os.path.join(at, name) for folder in folders for at, _, names in os.walk(folder) for name in names}
+
+    def nothing_is_left_aside(self) -> None:
+        left = [folder for folder in self.sink.aside(RUN) if os.path.exists(folder)]
+        expect(not left, f"{self.name}: finish() left {left}")

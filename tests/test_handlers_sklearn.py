@@ -1,0 +1,318 @@
+"""The scikit-learn handlers, with real small models: rows, tables, files, trust, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import skops.io
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+from penstock.errors import InputError, PredictionCountError, RowError, UsageError
+from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
+from penstock.testing.handlers import check_handler
+
+FEATURES = ["a", "b", "c"]
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 3))
+Y = (X @ [1.0, -2.0, 0.5] > 0).astype(int)
+ROWS = [dict(zip(FEATURES, map(float, row), strict=True)) for row in X]
+TABLE = pa.table({name: X[:, at] for at, name in enumerate(FEATURES)})
+
+
+class RunsCode:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+def absolute(values: Any) -> Any:
+    return np.abs(values)
+
+
+def predict_proba(model: Any, data: Any, inference_args: Any) -> Any:
+    return model.predict_proba(data)
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[Any], str]:
+    def to_file(model: Any) -> str:
+        path = tmp_path / "model.skops"
+        skops.io.dump(model, path)
+        return str(path)
+
+    return to_file
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    return make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
+
+
+@pytest.fixture
+def uri(save: Callable[[Any], str], classifier: Any) -> str:
+    return save(classifier)
+
+
+def answers_of(handler: Any, examples: Any, **arguments: Any) -> list[Any]:
+    return [result.inference for result in handler.run_inference(examples, handler.load_model(), **arguments)]
+
+
+# Rows.
+
+
+def test_arrays(uri: str, classifier: Any) -> None:
+    handler = SklearnModelHandlerNumpy(uri)
+    examples = list(X)
+    results = list(handler.run_inference(examples, handler.load_model()))
+    assert [result.inference for result in results] == classifier.predict(X).tolist()
+    assert all(result.example is example for result, example in zip(results, examples, strict=True))
+    assert {result.model_id for result in results} == {uri}
+    check_handler(handler, list(X[:7]))
+
+
+def test_a_regression(save: Callable[[Any], str]) -> None:
+    handler = SklearnModelHandlerNumpy(save(LinearRegression().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])))
+    assert answers_of(handler, [np.array([10.0]), np.array([-1.0])]) == pytest.approx([21.0, -1.0])
+
+
+@pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
+def test_dicts_and_tables_give_the_same(handler_class: Any, uri: str, classifier: Any) -> None:
+    handler = handler_class(uri, columns=FEATURES)
+    shuffled = [{"id": "x", "c": row["c"], "a": row["a"], "b": row["b"]} for row in ROWS]
+    assert answers_of(handler, shuffled) == classifier.predict(X).tolist()
+    assert handler.takes_columns()
+    check_handler(handler, shuffled[:7])
+    check_handler(handler_class(uri), ROWS[:7])
+
+
+def frame_model() -> Any:
+    """Numbers and words together: what needs a frame."""
+    frame = pd.DataFrame({"size": [1.0, 2.0, 3.0, 4.0], "colour": ["red", "blue", "red", "blue"]})
+    columns = ColumnTransformer([("number", StandardScaler(), ["size"]), ("word", OneHotEncoder(), ["colour"])])
+    return make_pipeline(columns, LinearRegression()).fit(frame, [1.0, 20.0, 3.0, 40.0]), frame
+
+
+def test_frames_series_and_dicts(save: Callable[[Any], str]) -> None:
+    model, frame = frame_model()
+    handler = SklearnModelHandlerPandas(save(model))
+    expected = pytest.approx(model.predict(frame))
+    assert answers_of(handler, [frame.iloc[[at]] for at in range(4)]) == expected
+    assert answers_of(handler, [frame.iloc[at] for at in range(4)]) == expected
+    assert answers_of(handler, frame.to_dict("records")) == expected
+    assert handler.run_inference_columns(pa.Table.from_pandas(frame), handler.load_model()) == expected
+    check_handler(handler, [frame.iloc[[at]] for at in range(4)])
+    check_handler(handler, frame.to_dict("records"))
+
+
+def test_own_inference_fn(uri: str, classifier: Any) -> None:
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=predict_proba)
+    np.testing.assert_allclose(answers_of(handler, list(X)), classifier.predict_proba(X))
+    check_handler(handler, ROWS[:5])
+
+
+def test_inference_args_reach_predict(save: Callable[[Any], str]) -> None:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
+    handler = SklearnModelHandlerNumpy(save(GaussianProcessRegressor().fit(X, Y)), trusted=True)
+    with pytest.raises(PredictionCountError, match=r"2 answers \(tuple\) for 4 rows"):
+        answers_of(handler, list(X[:4]), inference_args={"return_std": True})
+
+
+def test_a_dict_of_answers_becomes_one_dict_per_row(uri: str) -> None:
+    def both(model: Any, data: Any, inference_args: Any) -> Any:
+        return {"label": model.predict(data), "proba": model.predict_proba(data)}
+
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=both)
+    row = answers_of(handler, list(X))[5]
+    assert row["label"] == row["proba"].argmax()
+    check_handler(handler, ROWS[:5])
+
+
+# Tables.
+
+
+def test_a_table_becomes_a_matrix(uri: str, classifier: Any) -> None:
+    handler = SklearnModelHandlerNumpy(uri)
+    answers = handler.run_inference_columns(TABLE, handler.load_model())
+    assert isinstance(answers, np.ndarray)
+    assert answers.tolist() == classifier.predict(X).tolist()
+
+
+def test_a_matrix_of_answers_becomes_a_list_column(uri: str, classifier: Any) -> None:
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=predict_proba)
+    answers = handler.run_inference_columns(TABLE, handler.load_model())
+    assert answers.type == pa.list_(pa.float64(), 2)
+    np.testing.assert_allclose(answers.to_pylist(), classifier.predict_proba(X))
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_every_kind_of_number_and_missing_ones(uri: str, rows_first: bool) -> None:
+    def seen(model: Any, data: Any, inference_args: Any) -> Any:
+        return np.nan_to_num(data, nan=-1.0)
+
+    table = pa.table(
+        {
+            "int": pa.array([1, None, 3]),
+            "bool": pa.array([True, False, None]),
+            "float": pa.array([1.5, None, 2.5], pa.float32()),
+            "decimal": pa.array([1, 2, None], pa.decimal128(5, 1)),
+            "empty": pa.nulls(3),
+        }
+    )
+    chunked = pa.concat_tables([table.slice(0, 1), table.slice(1)])
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=seen)
+    if rows_first:
+        answers = np.array(answers_of(handler, table.to_pylist()))
+    else:
+        answers = np.array(handler.run_inference_columns(chunked, handler.load_model()).to_pylist())
+    assert answers.tolist() == [[1, 1, 1.5, 1, -1], [-1, 0, -1, 2, -1], [3, -1, 2.5, -1, -1]]
+
+
+def test_words_as_answers(save: Callable[[Any], str]) -> None:
+    forest = RandomForestClassifier(n_estimators=3, random_state=0).fit(X, np.where(Y, "yes", "no"))
+    handler = SklearnModelHandlerNumpy(save(forest), trusted=True)  # skops does not vouch for trees
+    assert (
+        pa.array(handler.run_inference_columns(TABLE, handler.load_model())).to_pylist() == forest.predict(X).tolist()
+    )
+    check_handler(handler, ROWS[:5])
+
+
+# Settings.
+
+
+def test_settings_are_kept(uri: str) -> None:
+    handler = SklearnModelHandlerNumpy(uri, max_batch_duration_secs=0.5)
+    assert handler.batch_elements_kwargs() == {"max_batch_size": 8192, "max_batch_duration_secs": 0.5}
+    assert SklearnModelHandlerPandas(uri, max_batch_size=10).batch_elements_kwargs() == {"max_batch_size": 10}
+    assert SklearnModelHandlerNumpy(uri, min_batch_size=9000).batch_elements_kwargs()["max_batch_size"] == 9000
+    assert handler.get_metrics_namespace() == "Penstock_Sklearn"
+    assert handler.get_num_bytes(list(X)) == X.nbytes
+    assert handler.get_num_bytes(ROWS) == X.nbytes
+    assert SklearnModelHandlerPandas(uri).get_num_bytes(ROWS) == X.nbytes
+    assert not handler.share_model_across_processes()
+    shared = SklearnModelHandlerNumpy(uri, model_copies=3)
+    assert (shared.share_model_across_processes(), shared.model_copies()) == (True, 3)
+
+
+# Files and trust.
+
+
+@pytest.mark.parametrize(
+    ("file_type", "dump"),
+    [
+        (ModelFileType.PICKLE, lambda model, path: path.write_bytes(pickle.dumps(model))),
+        (ModelFileType.JOBLIB, joblib.dump),
+    ],
+)
+def test_pickle_and_joblib_need_trust(file_type: ModelFileType, dump: Any, tmp_path: Path, classifier: Any) -> None:
+    path, trace = tmp_path / "model", tmp_path / "ran"
+    dump(RunsCode(trace), path)
+    with pytest.raises(UsageError, match=r"can run any code that is in it; pass trusted=True .* skops.io.dump"):
+        SklearnModelHandlerNumpy(str(path), file_type)
+    assert not trace.exists()
+    dump(classifier, path)
+    check_handler(SklearnModelHandlerNumpy(str(path), file_type, trusted=True), list(X[:5]))
+
+
+def test_skops_types_that_are_not_known_need_trust(save: Callable[[Any], str]) -> None:
+    model = make_pipeline(FunctionTransformer(absolute), LogisticRegression()).fit(X, Y)
+    path = save(model)
+    with pytest.raises(UsageError, match=r"not know to be safe: .*absolute; look at them"):
+        SklearnModelHandlerNumpy(path).load_model()
+    assert answers_of(SklearnModelHandlerNumpy(path, trusted=True), list(X)) == model.predict(X).tolist()
+
+
+@pytest.mark.parametrize("file_type", list(ModelFileType))
+def test_missing_and_wrong_files(file_type: ModelFileType, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'/nowhere/model' does not exist"):
+        SklearnModelHandlerNumpy("/nowhere/model", file_type, trusted=True).load_model()
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"this is not a model")
+    with pytest.raises(InputError, match=f"could not be loaded as a {file_type.value} file"):
+        SklearnModelHandlerNumpy(str(junk), file_type, trusted=True).load_model()
+
+
+def test_a_file_type_must_be_one(uri: str) -> None:
+    with pytest.raises(UsageError, match=r"model_file_type='pickle': expected one of ModelFileType.SKOPS"):
+        SklearnModelHandlerNumpy(uri, "pickle")  # type: ignore[arg-type]
+
+
+def test_a_missing_framework_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['sklearn'] = None\nimport penstock.handlers.sklearn"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "scikit-learn is not installed; run: pip install 'penstock[sklearn]'" in result.stderr
+
+
+def test_the_numpy_handler_needs_no_pandas() -> None:
+    code = "import sys; sys.modules['pandas'] = None\nimport penstock.handlers.sklearn"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Rows that do not fit.
+
+ONE_ROW = pd.DataFrame([ROWS[0]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([X[0], X[1, :2]], r"1-D arrays of one length, or dicts, but saw the shapes \(2,\), \(3,\)"),
+        ([X[:2]], r"saw the shapes \(2, 3\)"),
+        ([ROWS[0], {"a": 1.0}], r"must have the keys \['a', 'b', 'c'\], but saw \['a'\]"),
+        ([{"a": 1.0}, ROWS[0]], r"must have the keys \['a'\], but saw \['a', 'b', 'c'\]"),
+        ([ROWS[0], X[0]], "must all be dicts, but saw ndarray"),
+        ([ROWS[0] | {"b": "blue"}], r"column 'b' holds string, but the model takes numbers; leave it out"),
+        ([ROWS[0], ROWS[1] | {"b": "blue"}], "the values of one column must have one type"),
+    ],
+)
+def test_rows_that_the_numpy_handler_refuses(rows: list[Any], message: str, uri: str) -> None:
+    with pytest.raises(RowError, match=message):
+        answers_of(SklearnModelHandlerNumpy(uri), rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([ONE_ROW, pd.DataFrame(ROWS)], "all be pandas DataFrames of one row.*but saw a frame of 40 rows"),
+        ([ONE_ROW, ROWS[0]], "but saw dict"),
+        ([5], "but saw int"),
+        ([ONE_ROW, ONE_ROW[["a", "b"]]], "must have the same columns"),
+        ([ONE_ROW.iloc[0], ONE_ROW.iloc[0].rename({"a": "z"})], "must have the same columns"),
+    ],
+)
+def test_rows_that_the_pandas_handler_refuses(rows: list[Any], message: str, uri: str) -> None:
+    with pytest.raises(RowError, match=message):
+        answers_of(SklearnModelHandlerPandas(uri), rows)
+
+
+@pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
+def test_columns_that_are_not_there(handler_class: Any, uri: str) -> None:
+    handler = handler_class(uri, columns=["a", "nope"])
+    with pytest.raises(RowError, match=r"columns \['nope'\] are not there: saw \['a', 'b', 'c'\]"):
+        handler.run_inference_columns(TABLE, handler.load_model())
+    with pytest.raises(RowError, match="nope"):
+        answers_of(handler, ROWS)
+
+
+def test_frames_without_a_column(uri: str) -> None:
+    with pytest.raises(RowError, match=r"columns \['nope'\] are not there"):
+        answers_of(SklearnModelHandlerPandas(uri, columns=["nope"]), [ONE_ROW])

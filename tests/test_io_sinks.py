@@ -1,0 +1,227 @@
+"""File sinks: nothing is visible until it is published, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InputError, OutputError
+from penstock.inference.results import PredictionResult
+from penstock.io.csv import ReadFromCsv, WriteToCsv
+from penstock.io.lines import ReadFromJsonl, ReadFromText, WriteToJsonl, WriteToText
+from penstock.io.parquet import ReadFromParquet, WriteToParquet
+from penstock.io.sink import Part, Sink, Write, Writer
+from penstock.io.source import Read, SplitGoal
+from penstock.blocks import rows_of
+from penstock.testing import check_sink
+
+FORMATS: list[tuple[Any, Any, Callable[[int], Any]]] = [
+    (WriteToText, ReadFromText, lambda i: f"row {i} ä"),
+    (WriteToJsonl, ReadFromJsonl, lambda i: {"i": i, "l": [1, None]}),
+    (WriteToCsv, ReadFromCsv, lambda i: {"i": str(i), "t": 'a "b"\nc'}),
+    (WriteToParquet, ReadFromParquet, lambda i: {"i": i, "l": [1.5]}),
+]
+
+
+def read_back(read: Read[Any]) -> list[Any]:
+    try:
+        splits = read.source.splits(SplitGoal())
+    except InputError:
+        return []
+    return [row for split in splits for block in read.source.read(split) for row in rows_of(block)]
+
+
+def write_part(sink: Sink[Any], name: str, *blocks: Any, run: str = "run") -> Any:
+    writer = sink.open(Part(run=run, name=name, attempt=1))
+    for block in blocks:
+        writer.write(block)
+    return writer.close()
+
+
+def write_all(write: Write[Any], *blocks: Any, run: str = "run") -> None:
+    """A whole run with one part for each block."""
+    write.sink.prepare(run)
+    for i, block in enumerate(blocks):
+        write.sink.publish(write_part(write.sink, f"{i:05}", block, run=run))
+    write.sink.finish(run, True)
+
+
+@pytest.mark.parametrize(("write", "read", "row"), FORMATS)
+def test_every_format_keeps_the_contract_of_a_sink(tmp_path: Path, write: Any, read: Any, row: Any) -> None:
+    folder = tmp_path / "new" / "out"
+    check_sink(write(folder).sink, lambda n: [row(10 * n + i) for i in range(5)], lambda: read_back(read(folder)))
+    suffix = write(folder).sink.suffix
+    assert sorted(os.listdir(folder)) == [f"part-0000{n}{suffix}" for n in range(3)]
+
+
+@pytest.mark.parametrize(("write", "read", "row"), FORMATS)
+def test_a_store_that_is_not_local(write: Any, read: Any, row: Any) -> None:
+    folder = f"memory://out-{write.__name__}"
+    sink = write(folder).sink
+    check_sink(sink, lambda n: [row(10 * n + i) for i in range(5)], lambda: read_back(read(folder)))
+    assert len(fsspec.filesystem("memory").find(f"/out-{write.__name__}")) == 3
+    assert sink.aside("run") == ()
+
+
+@pytest.mark.parametrize(("write", "read", "row"), FORMATS)
+def test_a_table_is_written_as_its_rows(tmp_path: Path, write: Any, read: Any, row: Any) -> None:
+    if write is WriteToText:
+        pytest.raises(OutputError, write_all, write(tmp_path), pa.table({"i": [1]})).match("got dict")
+        return
+    write_all(write(tmp_path), pa.table({"i": ["1", "2"]}), pa.table({"i": ["3"]}))
+    assert read_back(read(tmp_path)) == [{"i": "1"}, {"i": "2"}, {"i": "3"}]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutputError, match=r"file/out: cannot be written: Not a directory; choose a folder"):
+        WriteToText(tmp_path / "file" / "out").sink.prepare("run")
+    with pytest.raises(OutputError, match="file: is a file; expected a folder"):
+        WriteToText(tmp_path / "file").sink.prepare("run")
+
+
+def test_earlier_output_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    write_all(WriteToText(tmp_path), ["a"], ["b"])
+    with pytest.raises(OutputError, match=r"2 part file\(s\) are there already, such as part-00000.txt; pass overwrite=True"):
+        WriteToText(tmp_path).sink.prepare("second")
+    assert sorted(os.listdir(tmp_path)) == ["part-00000.txt", "part-00001.txt"]
+
+
+def test_overwrite_replaces_all_earlier_parts(tmp_path: Path) -> None:
+    write_all(WriteToText(tmp_path), ["a"], ["b"], ["c"])
+    (tmp_path / "part-notes.md").write_text("stays")
+    write_all(WriteToText(tmp_path, overwrite=True), ["new"], run="second")
+    assert sorted(os.listdir(tmp_path)) == ["part-00000.txt", "part-notes.md"]
+    assert (tmp_path / "part-00000.txt").read_text() == "new\n"
+
+
+def test_a_failed_run_leaves_earlier_output_alone(tmp_path: Path) -> None:
+    write_all(WriteToText(tmp_path), ["a"], ["b"])
+    sink = WriteToText(tmp_path, overwrite=True).sink
+    sink.prepare("second")
+    write_part(sink, "00000", ["new"], run="second")
+    sink.finish("second", False)
+    assert read_back(ReadFromText(tmp_path)) == ["a", "b"]
+    assert sorted(os.listdir(tmp_path)) == ["part-00000.txt", "part-00001.txt"]
+
+
+def test_a_lost_part_is_an_error_and_not_the_earlier_one(tmp_path: Path) -> None:
+    write_all(WriteToText(tmp_path), ["a"])
+    sink = WriteToText(tmp_path, overwrite=True).sink
+    sink.prepare("second")
+    token = write_part(sink, "00000", ["new"], run="second")
+    os.remove(token[0])
+    with pytest.raises(OutputError, match="the finished part is gone"):
+        sink.publish(token)
+
+
+def test_two_steps_cannot_write_the_same_parts(tmp_path: Path) -> None:
+    WriteToText(tmp_path).sink.prepare("run")
+    WriteToJsonl(tmp_path).sink.prepare("run")
+    with pytest.raises(OutputError, match=r"two steps write \.txt files there"):
+        WriteToText(tmp_path).sink.prepare("run")
+
+
+def test_aside_is_a_local_folder_with_the_parts(tmp_path: Path) -> None:
+    sink = WriteToText(tmp_path).sink
+    sink.prepare("run")
+    aside, final = write_part(sink, "00012", ["a"])
+    assert sink.aside("run") == (str(tmp_path / ".penstock-run"),)
+    assert (aside, final) == (str(tmp_path / ".penstock-run" / "00012-1.txt"), str(tmp_path / "part-00012.txt"))
+    assert sink.describe() == str(tmp_path)
+
+
+def test_blocks_without_rows_leave_no_part(tmp_path: Path) -> None:
+    sink = WriteToParquet(tmp_path).sink
+    sink.prepare("run")
+    assert write_part(sink, "00000", [], pa.table({"x": pa.array([], pa.int64())})) is None
+    assert os.listdir(tmp_path / ".penstock-run") == [".claim.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (3, r"WriteToText expects str rows, got int: put ps\.Map\(str\) before it"),
+        ("two\nlines", r"the row 'two\\nlines' has a line end in it"),
+        ("ends\r", "has a line end in it"),
+        ("\ud800", "lone surrogates"),
+    ],
+)
+def test_rows_that_are_not_lines(tmp_path: Path, row: object, message: str) -> None:
+    for block in ([row], ["good", row], [row, "good"]):
+        with pytest.raises(OutputError, match=message):
+            write_all(WriteToText(tmp_path), block, run=f"run{len(os.listdir(tmp_path))}")
+
+
+@dataclass
+class Label:
+    name: str
+    score: Any
+
+
+def test_json_of_many_kinds(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [
+        ("key", PredictionResult("ä", torch.tensor([1.5, 2.0]), "m")),
+        {"label": Label("a", np.float32(0.5)), "array": np.arange(4).reshape(2, 2), "nan": np.float64(1)},
+        [None, True, "\ud800", np.int64(3)],
+    ]
+    write_all(WriteToJsonl(tmp_path), rows)
+    assert [json.loads(line) for line in (tmp_path / "part-00000.jsonl").read_text().splitlines()] == [
+        ["key", {"example": "ä", "inference": [1.5, 2.0], "model_id": "m"}],
+        {"label": {"name": "a", "score": 0.5}, "array": [[0, 1], [2, 3]], "nan": 1.0},
+        [None, True, "\ud800", 3],
+    ]
+
+
+def test_what_is_not_json(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for i, (row, message) in enumerate([({"x": {1, 2}}, "a value of type set"), ({(1, 2): 3}, "keys must be"), (loop, "")]):
+        with pytest.raises(OutputError, match=rf"a row of type (dict|list) is not JSON: .*{message}.*; expected dicts"):
+            write_all(WriteToJsonl(tmp_path), [row], run=str(i))
+
+
+class Eager(Writer[str]):
+    """Writes at once where readers look."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, block: Any) -> None:
+        with open(self.path, "a") as file:
+            file.writelines(f"{row}\n" for row in block)
+
+    def close(self) -> str | None:
+        return self.path if os.path.exists(self.path) else None
+
+    def abort(self) -> None:
+        if os.path.exists(self.path):
+            os.remove(self.path)
+
+
+class EagerSink(Sink[str]):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def open(self, part: Part) -> Eager:
+        return Eager(f"{self.path}/{part.name}.txt")
+
+    def publish(self, token: Any) -> None: ...
+
+
+def test_check_sink_finds_a_sink_that_shows_rows_too_early(tmp_path: Path) -> None:
+    def rows(n: int) -> list[str]:
+        return [f"{n}", "x"]
+
+    with pytest.raises(AssertionError, match=r"EagerSink, what a reader sees before anything was published: row|8 rows"):
+        check_sink(EagerSink(str(tmp_path)), rows, lambda: read_back(ReadFromText(tmp_path)))
