@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -13,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.blocks import MAX_ROWS
+from penstock.blocks import MAX_ROWS, Block
 from penstock.errors import InputError, UsageError
 from penstock.io import lines
 from penstock.io.files import InputFile, list_files
-from penstock.io.lines import LineRange, ReadFromJsonl, ReadFromText, cut_lines, line_runs
+from penstock.io.lines import LineRange, ReadFromJsonl, ReadFromText, TextSource, cut_lines, line_runs
 from penstock.io.source import Source, SplitGoal
 from penstock.testing import check_source
 
@@ -72,9 +73,7 @@ def test_every_line_is_owned_once_and_in_order(
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=60), cut=st.integers(0, 60))
-def test_a_cut_anywhere_loses_and_doubles_nothing(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int
-) -> None:
+def test_a_cut_anywhere_loses_and_doubles_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "file"
     path.write_bytes(data)
     cut = min(cut, len(data))
@@ -190,8 +189,13 @@ def test_what_is_not_a_path(wrong: object) -> None:
         ReadFromText(wrong)  # type: ignore[arg-type]
 
 
-def test_a_device_is_not_an_input() -> None:
-    with pytest.raises(InputError, match="expected a regular file"):
+def test_a_link_is_an_input_and_a_device_is_not(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a longer line than the link is")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    (tmp_path / "folder.txt").symlink_to("/usr")
+    assert rows(text(tmp_path / "link.txt")) == ["a longer line than the link is"]
+    assert len(rows(text(tmp_path / "*.txt"))) == len(rows(text(tmp_path))) == 2
+    with pytest.raises(InputError, match="/dev/null: expected a regular file"):
         ReadFromText("/dev/null").source.splits(SplitGoal())
 
 
@@ -231,5 +235,20 @@ def test_a_store_that_is_not_local() -> None:
     fs.pipe({"/lines/b.txt": b"three\n", "/lines/a.txt": b"one\ntwo\n", "/lines/c.txt.gz": gzip.compress(b"four")})
     read = ReadFromText("memory://lines/*")
     check_source(read.source, ["one", "two", "three", "four"])
-    assert [file.path for file in list_files("memory://lines")][0] == "memory:///lines/a.txt"
+    assert list_files("memory://lines")[0].path == "memory:///lines/a.txt"
     assert read.default_label() == "ReadFromText(*)"
+
+
+class Forgetful(TextSource):
+    """Loses a row whenever it is cut."""
+
+    def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
+        return (block[split[0].start > 0 :] for block in super().read(split))
+
+
+def test_check_source_finds_a_source_that_loses_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{i}\n" for i in range(5000)))
+    with pytest.raises(AssertionError, match=r"Forgetful, cut into 2 splits .*: row \d+ is '\d+', expected '\d+'"):
+        check_source(Forgetful(str(tmp_path)))
+    with pytest.raises(AssertionError, match="5000 rows, expected 4999"):
+        check_source(text(tmp_path), [str(i) for i in range(4999)])

@@ -107,9 +107,9 @@ def test_many_small_files_share_a_split(tmp_path: Path) -> None:
 def test_columns_are_chosen_in_their_order(tmp_path: Path) -> None:
     nested = [{"b": i} for i in range(5)]
     pq.write_table(pa.table({"x": range(5), "n": nested, "dot.ted": range(5), "y": range(5)}), tmp_path / "a.parquet")
-    blocks = [b for s in source_of(tmp_path, columns=["y", "n", "dot.ted"]).splits(SplitGoal()) for b in [s]]
     source = source_of(tmp_path, columns=["y", "n", "dot.ted"])
-    (block,) = source.read(blocks[0])
+    (split,) = source.splits(SplitGoal())
+    (block,) = source.read(split)
     assert block.column_names == ["y", "n", "dot.ted"]
     check_source(source, [{"y": i, "n": {"b": i}, "dot.ted": i} for i in range(5)])
 
@@ -150,8 +150,8 @@ def test_missing_inputs(tmp_path: Path) -> None:
 def test_different_schemas_name_both_files_and_the_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1], "y": ["a"]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": [1.5], "z": ["a"]}), tmp_path / "b.parquet")
-    expected = r"a\.parquet and .*b\.parquet .*: 'x' \(int64 and double\), 'y' \(string and missing\), 'z' \(missing and string\)"
-    with pytest.raises(InputError, match=expected):
+    columns = r"'x' \(int64 and double\), 'y' \(string and missing\), 'z' \(missing and string\)"
+    with pytest.raises(InputError, match=rf"a\.parquet and .*b\.parquet .*: {columns}; read them apart"):
         source_of(tmp_path).splits(SplitGoal())
 
 
@@ -184,9 +184,7 @@ def test_small_blocks_make_large_row_groups(tmp_path: Path) -> None:
     blocks = [table(i * 100, i * 100 + 100) for i in range(1500)]
     assert written(tmp_path / "out", *blocks).equals(pa.concat_tables(blocks))
     metadata = pq.read_metadata(tmp_path / "out" / "part-00000.parquet")
-    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [131_100 - 28, 28, 18_900] or (
-        metadata.num_row_groups <= 3
-    )
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [131_072, 28, 18_900]
 
 
 class Point(NamedTuple):
@@ -203,8 +201,8 @@ def test_rows_of_many_kinds(tmp_path: Path) -> None:
     out = written(tmp_path / "a", rows_in)
     assert out.schema.field("inference").type == pa.list_(pa.float32())
     assert out.to_pylist()[1] == {"example": {"v": [0.0, 0.0]}, "inference": [3.0, 4.0], "model_id": None}
-    values = {"m": np.eye(2), "s": np.float32(2), "z": np.array(3), "b": torch.ones(1, dtype=torch.bfloat16), "p": Point(1, [])}
-    out = written(tmp_path / "b", [values])
+    short = torch.ones(1, dtype=torch.bfloat16)
+    out = written(tmp_path / "b", [{"m": np.eye(2), "s": np.float32(2), "z": np.array(3), "b": short, "p": Point(1, [])}])
     assert out.to_pylist() == [{"m": [[1, 0], [0, 1]], "s": 2.0, "z": 3, "b": [1.0], "p": {"x": 1, "tags": []}}]
     assert out.schema.field("s").type == pa.float32()
 
@@ -221,7 +219,7 @@ def test_the_rows_of_the_first_group_agree_on_types(tmp_path: Path) -> None:
 
 def test_later_groups_must_fit(tmp_path: Path) -> None:
     first = pa.table({"x": range(parquet.GROUP_ROWS)})
-    out = written(tmp_path / "a", first, [{"x": 7}, {}], pa.table({"x": pa.array([8], pa.int8())}))
+    out = written(tmp_path / "a", first, [{"x": 7}, {"x": None}], pa.table({"x": pa.array([8], pa.int8())}))
     assert out["x"].to_pylist()[-3:] == [7, None, 8]
     with pytest.raises(OutputError, match="column 'x' holds string, expected int64"):
         written(tmp_path / "b", first, pa.table({"x": ["text"]}))
@@ -240,15 +238,17 @@ def test_a_given_schema_decides(tmp_path: Path) -> None:
 
 
 def test_rows_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"WriteToParquet expects rows with named fields .*, got int: put ps\.Map\(lambda"):
+    with pytest.raises(OutputError, match=r"expects rows with named fields .*, got int: put ps\.Map\(lambda"):
         written(tmp_path / "a", [1])
-    with pytest.raises(OutputError, match="column 'x': .*expected values of one type"):
+    with pytest.raises(OutputError, match=r"expects rows with named fields .*, got {}: put ps"):
+        written(tmp_path / "a2", [{}])
+    with pytest.raises(OutputError, match=r"column 'x': .*expected values of one type"):
         written(tmp_path / "b", [{"x": 1}, {"x": "one"}])
-    with pytest.raises(OutputError, match="column 'x': .*object"):
+    with pytest.raises(OutputError, match=r"column 'x': .*object"):
         written(tmp_path / "c", [{"x": object()}])
-    with pytest.raises(OutputError, match="rows do not fit together: .*int64 vs string"):
+    with pytest.raises(OutputError, match=r"rows do not fit together: .*int64 vs string"):
         written(tmp_path / "d", [{"x": 1}], [{"x": "one"}])
-    with pytest.raises(OutputError, match="column 1: "):
+    with pytest.raises(OutputError, match="columns are named by str, got 1"):
         written(tmp_path / "e", [{1: 2}])
     with pytest.raises(UsageError, match=r"compression='zip'\): expected one of"):
         WriteToParquet(tmp_path / "f", compression="zip")

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
 from penstock.inference.results import PredictionResult
 from penstock.io.csv import ReadFromCsv, WriteToCsv
@@ -21,7 +22,6 @@ from penstock.io.lines import ReadFromJsonl, ReadFromText, WriteToJsonl, WriteTo
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer
 from penstock.io.source import Read, SplitGoal
-from penstock.blocks import rows_of
 from penstock.testing import check_sink
 
 FORMATS: list[tuple[Any, Any, Callable[[int], Any]]] = [
@@ -57,7 +57,7 @@ def write_all(write: Write[Any], *blocks: Any, run: str = "run") -> None:
 
 @pytest.mark.parametrize(("write", "read", "row"), FORMATS)
 def test_every_format_keeps_the_contract_of_a_sink(tmp_path: Path, write: Any, read: Any, row: Any) -> None:
-    folder = tmp_path / "new" / "out"
+    folder = tmp_path / "new" / "out [1]*"
     check_sink(write(folder).sink, lambda n: [row(10 * n + i) for i in range(5)], lambda: read_back(read(folder)))
     suffix = write(folder).sink.suffix
     assert sorted(os.listdir(folder)) == [f"part-0000{n}{suffix}" for n in range(3)]
@@ -75,7 +75,8 @@ def test_a_store_that_is_not_local(write: Any, read: Any, row: Any) -> None:
 @pytest.mark.parametrize(("write", "read", "row"), FORMATS)
 def test_a_table_is_written_as_its_rows(tmp_path: Path, write: Any, read: Any, row: Any) -> None:
     if write is WriteToText:
-        pytest.raises(OutputError, write_all, write(tmp_path), pa.table({"i": [1]})).match("got dict")
+        with pytest.raises(OutputError, match="got dict"):
+            write_all(write(tmp_path), pa.table({"i": [1]}))
         return
     write_all(write(tmp_path), pa.table({"i": ["1", "2"]}), pa.table({"i": ["3"]}))
     assert read_back(read(tmp_path)) == [{"i": "1"}, {"i": "2"}, {"i": "3"}]
@@ -91,7 +92,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_earlier_output_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
     write_all(WriteToText(tmp_path), ["a"], ["b"])
-    with pytest.raises(OutputError, match=r"2 part file\(s\) are there already, such as part-00000.txt; pass overwrite=True"):
+    with pytest.raises(OutputError, match=r"2 part file\(s\) are there already, .*part-00000.txt; pass overwrite=True"):
         WriteToText(tmp_path).sink.prepare("second")
     assert sorted(os.listdir(tmp_path)) == ["part-00000.txt", "part-00001.txt"]
 
@@ -172,13 +173,13 @@ def test_json_of_many_kinds(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     rows = [
         ("key", PredictionResult("ä", torch.tensor([1.5, 2.0]), "m")),
-        {"label": Label("a", np.float32(0.5)), "array": np.arange(4).reshape(2, 2), "nan": np.float64(1)},
+        {"label": Label("a", np.float32(0.5)), "array": np.arange(4).reshape(2, 2), "float": np.float64(1)},
         [None, True, "\ud800", np.int64(3)],
     ]
     write_all(WriteToJsonl(tmp_path), rows)
     assert [json.loads(line) for line in (tmp_path / "part-00000.jsonl").read_text().splitlines()] == [
         ["key", {"example": "ä", "inference": [1.5, 2.0], "model_id": "m"}],
-        {"label": {"name": "a", "score": 0.5}, "array": [[0, 1], [2, 3]], "nan": 1.0},
+        {"label": {"name": "a", "score": 0.5}, "array": [[0, 1], [2, 3]], "float": 1.0},
         [None, True, "\ud800", 3],
     ]
 
@@ -186,7 +187,8 @@ def test_json_of_many_kinds(tmp_path: Path) -> None:
 def test_what_is_not_json(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
-    for i, (row, message) in enumerate([({"x": {1, 2}}, "a value of type set"), ({(1, 2): 3}, "keys must be"), (loop, "")]):
+    cases = [({"x": {1, 2}}, "a value of type set"), ({(1, 2): 3}, "keys must be"), (loop, "recursion")]
+    for i, (row, message) in enumerate(cases):
         with pytest.raises(OutputError, match=rf"a row of type (dict|list) is not JSON: .*{message}.*; expected dicts"):
             write_all(WriteToJsonl(tmp_path), [row], run=str(i))
 
@@ -220,8 +222,7 @@ class EagerSink(Sink[str]):
 
 
 def test_check_sink_finds_a_sink_that_shows_rows_too_early(tmp_path: Path) -> None:
-    def rows(n: int) -> list[str]:
-        return [f"{n}", "x"]
-
-    with pytest.raises(AssertionError, match=r"EagerSink, what a reader sees before anything was published: row|8 rows"):
-        check_sink(EagerSink(str(tmp_path)), rows, lambda: read_back(ReadFromText(tmp_path)))
+    with pytest.raises(
+        AssertionError, match="EagerSink, what a reader sees before anything was published: 8 rows, expected 0"
+    ):
+        check_sink(EagerSink(str(tmp_path)), lambda n: [str(n), "x"], lambda: read_back(ReadFromText(tmp_path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,15 @@ def shorten(row: Any, limit: int = 200) -> str:
     except Exception as exc:
         text = f"<{type(row).__name__} whose repr raises {type(exc).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def original_traceback(exc: BaseException) -> str:
+    """The traceback of the error behind an error of Penstock's, from where the user's own code begins."""
+    origin = exc.__cause__ or exc
+    frames = origin.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(origin), origin, frames or origin.__traceback__)).rstrip()
 
 
 def safe_str(exc: BaseException) -> str:

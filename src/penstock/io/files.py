@@ -59,7 +59,9 @@ def store_of(path: str, error: type[UsageError]) -> tuple[Any, str]:
 
 
 def is_local(fs: Any) -> bool:
-    return "file" in fs.protocol
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(fs, LocalFileSystem)
 
 
 def list_files(pattern: str) -> list[InputFile]:
@@ -77,11 +79,11 @@ def list_files(pattern: str) -> list[InputFile]:
 
 
 def _find(fs: Any, root: str, pattern: str) -> dict[str, Any]:
-    if fs.exists(root) and not fs.isdir(root):
-        return {root: fs.info(root)}
-    if fs.exists(root):
-        found = _visible(fs.find(root, detail=True), root)
+    if fs.isdir(root):
+        found = _visible(_resolved(fs, fs.find(root, detail=True)), root)
         advice = "the folder has no files (names that start with '.' or '_' do not count)"
+    elif fs.exists(root):
+        found, advice = {root: fs.info(root)}, ""
     elif glob.has_magic(root):
         found = _matching(fs, root)
         advice = "no file matches; check the folder, and that the wildcards stand for files, not folders"
@@ -93,10 +95,16 @@ def _find(fs: Any, root: str, pattern: str) -> dict[str, Any]:
 
 
 def _matching(fs: Any, pattern: str) -> dict[str, Any]:
-    found = {path: info for path, info in fs.glob(pattern, detail=True).items() if info["type"] == "file"}
+    found = _resolved(fs, fs.glob(pattern, detail=True))
     base = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
     spelled_out = any(name.startswith((".", "_")) for name in pattern[len(base) :].split("/"))
     return found if spelled_out else _visible(found, base)
+
+
+def _resolved(fs: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """All but folders; of a link, what it leads to."""
+    infos = {path: fs.info(path) if info.get("islink") else info for path, info in found.items()}
+    return {path: info for path, info in infos.items() if info["type"] != "directory"}
 
 
 def _visible(found: dict[str, Any], base: str) -> dict[str, Any]:
@@ -177,13 +185,13 @@ def fields_of(row: Any) -> dict[Any, Any] | None:
 
 
 def named_fields(row: Any, step: str) -> dict[Any, Any]:
-    """fields_of(row) for the steps that need some."""
+    """fields_of(row) for the steps that need at least one."""
     fields = fields_of(row)
     if fields:
         return fields
     raise OutputError(
         f"{step} expects rows with named fields (dict, NamedTuple, dataclass), "
-        f"got {type(row).__name__}: put ps.Map(lambda x: {{'value': x}}) before it"
+        f"got {type(row).__name__ if fields is None else row}: put ps.Map(lambda x: {{'value': x}}) before it"
     )
 
 
@@ -232,7 +240,8 @@ class FileSink(Sink[T]):
         """Remove the folder aside, and after a run that succeeded the earlier parts that it did not replace."""
         fs, folder = store_of(self.path, OutputError)
         for name in self._old if published else ():
-            fs.rm_file(f"{folder}/{name}")
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(f"{folder}/{name}")
         self._old = set()
         aside = store_of(self._aside(run), OutputError)[1]
         if fs.exists(aside):

@@ -258,6 +258,8 @@ def _table_of_rows(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
     names = dict.fromkeys(records[0])
     if any(record.keys() != names.keys() for record in records):
         names = dict.fromkeys(name for record in records for name in record)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise OutputError(f"WriteToParquet: columns are named by str, got {_listed(odd)}: rename them in a step before it")
     types = {} if schema is None else {field.name: field.type for field in schema}
     columns = {}
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -53,10 +53,9 @@ class Graph:
 # Engines by name, imported when a run needs them: composing a pipeline knows nothing of how it is run.
 ENGINES = {"local": ("penstock.engines.local", "LocalEngine")}
 
-# The command line decides here which engine and options apply to the script that it runs.
-engine_override: contextvars.ContextVar[tuple[Engine, dict[str, Any]] | None] = contextvars.ContextVar(
-    "penstock_engine", default=None
-)
+# The command line decides here how the pipelines of the script that it runs are run.
+engine_override: contextvars.ContextVar[Callable[[Engine, RunOptions], tuple[Engine, RunOptions]] | None]
+engine_override = contextvars.ContextVar("penstock_engine_override", default=None)
 
 
 class Pipeline:
@@ -161,11 +160,9 @@ class Pipeline:
         return result, rows
 
     def _resolve(self) -> tuple[Engine, RunOptions]:
+        engine = self._engine
+        if isinstance(engine, str):
+            module, name = ENGINES[engine]
+            engine = getattr(importlib.import_module(module), name)()
         override = engine_override.get()
-        if override is not None:
-            return override[0], self.options.replace(override[1])
-        if not isinstance(self._engine, str):
-            return self._engine, self.options
-        module, name = ENGINES[self._engine]
-        engine: Engine = getattr(importlib.import_module(module), name)()
-        return engine, self.options
+        return override(engine, self.options) if override else (engine, self.options)

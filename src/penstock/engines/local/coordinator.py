@@ -17,7 +17,7 @@ without a trace and runs again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,7 @@ class Coordinator:
         plan: Plan,
         scheduler: Scheduler,
         workers: Workers,
+        few_splits: Collection[int],
         watch: Callable[[Tally, Mapping[int, Task]], None] | None = None,
     ) -> None:
         self.tally = Tally()
@@ -77,6 +78,7 @@ class Coordinator:
         self._plan = plan
         self._scheduler = scheduler
         self._workers = workers
+        self._few_splits = few_splits  # stages whose output is cut finely
         self._watch = watch
         self._running: dict[int, Task] = {}
 
@@ -119,7 +121,9 @@ class Coordinator:
                     f"step {self._plan.stages[task.stage].roots[task.root].label!r}: rows cannot be sent to a worker "
                     f"({type(exc).__name__}: {safe_str(exc)}); create plain data, and make the rest of it in ps.Map(...)"
                 ) from exc
-        return Work(task.id, task.stage, task.root, self._run, task.key, task.attempt, split, chunk)
+        return Work(
+            task.id, task.stage, task.root, self._run, task.key, task.attempt, split, chunk, task.stage in self._few_splits
+        )
 
     def _handle(self, worker: int, event: Any) -> None:
         if isinstance(event, Ready):

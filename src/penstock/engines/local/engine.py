@@ -36,6 +36,7 @@ from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Map
 from penstock.rows import safe_str
 
+FEW_SPLITS_PER_SLOT = 2
 SPLITS_PER_SLOT = 8  # so that the last splits to finish leave no core idle for long
 
 
@@ -117,7 +118,10 @@ class _Run:
             assert progress is not None
             progress.show(_stage_lines(self.plan, tally, running, known))
 
-        coordinator = Coordinator(self.id, self.plan, self.scheduler, workers, watch if progress else None)
+        few = [
+            s.index for s in self.plan.stages if 0 < self.scheduler.queued(s.index) < FEW_SPLITS_PER_SLOT * self.pools.slots
+        ]
+        coordinator = Coordinator(self.id, self.plan, self.scheduler, workers, few, watch if progress else None)
         try:
             tally = coordinator.run()
             if progress is not None:

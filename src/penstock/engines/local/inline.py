@@ -82,7 +82,7 @@ class InlineWorkers:
         shipped: list[tuple[Outlet, list[Chunk]]] = []
 
         def ship(outlet: Outlet) -> KeptShipment:
-            shipment = KeptShipment(Cutter() if outlet.kind == "stage" else None)
+            shipment = KeptShipment(Cutter(work.spread) if outlet.kind == "stage" else None)
             shipped.append((outlet, shipment.chunks))
             return shipment
 

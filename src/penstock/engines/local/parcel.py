@@ -1,8 +1,8 @@
 """Blocks on their way from one process to another, as chunks: each is the input of one bundle of the next stage.
 
 A bundle's output for one outlet is written to one anonymous file, in memory first and on disk when it grows large. The
-coordinator passes the file on without reading it. Chunks start small and grow, so that a few rows are shared out among all
-workers and many rows cost few messages.
+coordinator passes the file on without reading it. A bundle's output is one chunk, of at most 64 MB; only where the stage
+has few splits, chunks start small and grow, so that few rows are shared out among all workers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,8 @@ from penstock.engines.local.channel import INLINE_BYTES, anonymous_file, read_al
 from penstock.errors import NotShippableError
 from penstock.rows import safe_str, shorten
 
-FIRST_CHUNK_ROWS = 16
-CHUNK_ROWS = 4096
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 64 << 20
+SPREAD_ROWS = (16, 16384)  # rows of the first chunk, and of the largest, where there are few splits to share out
 MEMORY_BYTES = 64 << 20  # of one outlet's output; the rest goes to disk
 
 
@@ -62,13 +62,13 @@ class AnonymousFile:
             os.close(self.fd)
 
 
-@dataclass(slots=True)
 class Cutter:
-    """Cuts blocks so that chunks start small and grow: 16 rows, 32, 64 ... 4096, and never many bytes."""
+    """Cuts blocks into pieces that fill chunks: up to a number of bytes, or to `spread` 16 rows, then 32, 64 ..."""
 
-    target: int = FIRST_CHUNK_ROWS
-    rows: int = 0
-    bytes: int = 0
+    def __init__(self, spread: bool) -> None:
+        self.target = SPREAD_ROWS[0] if spread else sys.maxsize
+        self.rows = 0
+        self.bytes = 0
 
     def cut(self, block: Block) -> Iterator[tuple[Block, bool]]:
         """Pieces of the block, each with whether a chunk ends after it."""
@@ -82,7 +82,8 @@ class Cutter:
             full = self.rows >= self.target or self.bytes >= CHUNK_BYTES
             yield slice_rows(block, at, stop), full
             if full:
-                self.rows, self.bytes, self.target = 0, 0, min(CHUNK_ROWS, self.target * 2)
+                self.rows, self.bytes = 0, 0
+                self.target = min(SPREAD_ROWS[1], self.target * 2) if self.target < sys.maxsize else self.target
             at = stop
 
 

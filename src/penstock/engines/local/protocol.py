@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from penstock.engines.local.parcel import Chunk
 from penstock.engines.plan import Outlet
 from penstock.errors import EngineError, PenstockError, StepError, TransientError
 from penstock.observe.metrics import Metrics
-from penstock.rows import safe_str
+from penstock.rows import original_traceback, safe_str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Work:
     attempt: int
     split: bytes | None = None  # of a source, pickled
     chunk: Chunk | None = None  # or from the stage before
+    spread: bool = False  # cut what it makes for other stages into small chunks: there are few splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class ErrorReport:
     @classmethod
     def of(cls, exc: BaseException) -> ErrorReport:
         error = exc if isinstance(exc, PenstockError) else _as_step_error(exc)
-        text = "".join(traceback.format_exception(exc)).rstrip()
-        return cls(_pickled(error, error.__cause__), safe_str(error), text[-20_000:], isinstance(error, TransientError))
+        text = original_traceback(error)[-20_000:]
+        return cls(_pickled(error, error.__cause__), safe_str(error), text, isinstance(error, TransientError))
 
     def error(self) -> PenstockError:
         """The error in the user's process, with the original one as its cause or at least as text."""

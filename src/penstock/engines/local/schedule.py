@@ -174,6 +174,10 @@ class Scheduler:
     def is_running(self, task: int) -> bool:
         return any(task in worker.running for worker in self._workers.values())
 
+    def queued(self, stage: int) -> int:
+        """How many splits wait for a stage."""
+        return len(self._stages[stage].queued)
+
     # Decisions.
 
     @property

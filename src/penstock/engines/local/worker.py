@@ -17,7 +17,7 @@ import threading
 
 from penstock.engines.local.channel import Channel
 from penstock.engines.local.execute import Executor
-from penstock.engines.local.parcel import CHUNK_ROWS, AnonymousFile, Cutter, PackedShipment
+from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
 from penstock.engines.local.protocol import Done, ErrorReport, Failed, Install, Progress, Ready, Stop, Work
 from penstock.engines.plan import Outlet
 from penstock.inference.session import Sessions
@@ -83,7 +83,7 @@ class _Worker:
             shipments.append(
                 (
                     outlet,
-                    PackedShipment(outlet.after, Cutter() if outlet.kind == "stage" else Cutter(target=CHUNK_ROWS)),
+                    PackedShipment(outlet.after, Cutter(work.spread and outlet.kind == "stage")),
                 )
             )
             return shipments[-1][1]
