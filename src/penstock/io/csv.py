@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.io.files import FileSink, FileWriter, checked_path, list_files, named_fields, pack, plain, short_name
+from penstock.io.files import LEAVES, FileSink, FileWriter, checked_path, list_files, named_fields, pack, plain, short_name
 from penstock.io.lines import LineRange, blocks_of, line_runs
 from penstock.io.sink import Part, Write
 from penstock.io.source import Read, Source, SplitGoal
@@ -120,6 +120,7 @@ class CsvWriter(FileWriter[Any]):
     def __init__(self, places: tuple[str, str], columns: tuple[str, ...] | None) -> None:
         super().__init__(places)
         self._columns = columns
+        self._names: set[str] = set()  # of the header, once it is written
         self._lines: list[str] = []
         # The end "\r\n" makes csv quote fields that hold either; it is written as "\n".
         self._csv = csv.writer(SimpleNamespace(write=self._lines.append), lineterminator="\r\n")
@@ -128,7 +129,8 @@ class CsvWriter(FileWriter[Any]):
         records = [named_fields(row, "WriteToCsv") for row in rows_of(block)]
         if self._columns is None:
             self._columns = tuple(records[0])
-        if self._file is None:
+        if not self._names:
+            self._names = set(self._columns)
             self._csv.writerow(self._columns)
         for record in records:
             self._csv.writerow(self._values(record, self._columns))
@@ -140,7 +142,7 @@ class CsvWriter(FileWriter[Any]):
         self.file.write(data)
 
     def _values(self, record: dict[Any, Any], columns: Sequence[str]) -> list[Any]:
-        if record.keys() != set(columns):
+        if record.keys() != self._names:
             missing, extra = [c for c in columns if c not in record], [c for c in record if c not in columns]
             raise OutputError(
                 f"WriteToCsv: a row has other columns than {_listed(columns)}: missing {_listed(missing)}, "
@@ -150,6 +152,8 @@ class CsvWriter(FileWriter[Any]):
 
 
 def _cell(column: str, value: Any) -> Any:
+    if type(value) in LEAVES:
+        return value
     value = plain(value, lambda array: array.tolist())
     if isinstance(value, (dict, list, bytes)):
         raise OutputError(

@@ -21,6 +21,7 @@ from penstock.io.sink import Part, Sink, Writer
 T = TypeVar("T")
 PieceT = TypeVar("PieceT")
 
+LEAVES = frozenset([str, int, float, bool, type(None)])
 COMPRESSIONS: dict[str, Any] = {".gz": "gzip", ".zst": "zstd"}  # by the end of the name
 
 
@@ -163,9 +164,9 @@ def plain(value: Any, of_array: Callable[[Any], Any]) -> Any:
     Leaves of other types are returned as they are, for the format to take or to refuse.
     """
     kind = type(value)
-    if kind in (str, int, float, bool, type(None)):
+    if kind in LEAVES:
         return value
-    if kind in (list, tuple):
+    if kind is list or kind is tuple:
         return [plain(item, of_array) for item in value]
     fields = fields_of(value)
     if fields is not None:

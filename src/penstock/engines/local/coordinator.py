@@ -175,7 +175,7 @@ class Coordinator:
     def _died(self, worker: int, died: Died) -> None:
         how = describe_exit(died.exit_code)
         if self._scheduler.is_starting(worker):
-            if not self._scheduler.start_failed(worker):
+            if not self._scheduler.start_failed(worker, killed=(died.exit_code or 0) < 0):
                 raise WorkerDiedError(f"worker processes cannot be started: {how}; what they printed is above")
             return
         fatal = self._scheduler.worker_died(worker, time.monotonic())

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 from penstock.engines.bundle import Key
 
 ATTEMPTS = 4  # of a split, when machinery fails: a death, input or output
-START_ATTEMPTS = 3  # of a pool's workers, in a row, before any of them says that it is ready
+START_ATTEMPTS = 3  # of a pool's workers, in a row, that end by themselves before they are ready
+KILLED_START_ATTEMPTS = 10  # that are killed before they are ready: whoever does that may stop
 QUEUED_BYTES = 128 << 20  # waiting for one stage, before the stages that feed it are held back
 QUEUED_TASKS = 256
 
@@ -162,11 +163,12 @@ class Scheduler:
             self._later(task, now)
         return None
 
-    def start_failed(self, worker: int) -> bool:
+    def start_failed(self, worker: int, *, killed: bool) -> bool:
         """A worker ended before it was ready. Whether starting another is worth while."""
+        self.deaths += 1
         pool = self._workers.pop(worker).pool
         self._failed_starts[pool] += 1
-        return self._failed_starts[pool] < START_ATTEMPTS
+        return self._failed_starts[pool] < (KILLED_START_ATTEMPTS if killed else START_ATTEMPTS)
 
     def is_starting(self, worker: int) -> bool:
         return not self._workers[worker].ready

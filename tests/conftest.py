@@ -1,0 +1,53 @@
+"""What the tests share: the ways of running one pipeline, which must not differ but for speed."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+
+faulthandler.enable()
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in-process": {"workers": 0},
+    "threads": {"workers": 0, "threads_per_worker": 3},
+    "workers": {"workers": 2},
+    "worker-threads": {"workers": 1, "threads_per_worker": 3},
+}
+
+
+@pytest.fixture(params=WAYS)
+def pipeline(request: pytest.FixtureRequest) -> Callable[..., ps.Pipeline]:
+    """Makes pipelines that run in one of the ways there are."""
+    options = WAYS[request.param]
+    return lambda **more: ps.Pipeline(**{**options, **more})
+
+
+@pytest.fixture
+def descendants() -> Callable[[], set[int]]:
+    """The processes that this test run has started and that are still there."""
+    before = _descendants(os.getpid())
+    return lambda: _descendants(os.getpid()) - before
+
+
+def _descendants(pid: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as stat:
+                    parents[int(name)] = int(stat.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found: set[int] = set()
+    frontier = {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
