@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workload import COLUMNS, Stopwatch, add_seven, answer, check_output, double, drop_three, outcome
+from workload import COLUMNS, COMPRESSION, Stopwatch, add_seven, answer, check_output, double, drop_three, outcome
 
 import penstock as ps
 
@@ -42,7 +42,8 @@ def identity(rows: int, batch_size: int, workers: int | None) -> dict[str, Any]:
     return outcome(watch, len(answers), total)
 
 
-def parquet(folder: str, model_path: str, workers: int | None) -> dict[str, Any]:
+def parquet(folder: str, model_path: str, workers: int | None, own_compression: bool = False) -> dict[str, Any]:
+    """Columns all the way. `own_compression`: that of WriteToParquet by itself, zstd, instead of that of the rivals."""
     from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 
     handler = SklearnModelHandlerNumpy(
@@ -55,8 +56,9 @@ def parquet(folder: str, model_path: str, workers: int | None) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as output:
         with Stopwatch() as watch:
             pipeline = ps.Pipeline(workers=workers)
+            write = ps.WriteToParquet(output) if own_compression else ps.WriteToParquet(output, compression=COMPRESSION)
             source = str(Path(folder, "input", "*.parquet"))
-            pipeline | ps.ReadFromParquet(source) | ps.RunInference(handler) | ps.WriteToParquet(output)
+            pipeline | ps.ReadFromParquet(source) | ps.RunInference(handler) | write
             pipeline.run()
         return check_output(watch, output, model_path)
 

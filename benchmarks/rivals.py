@@ -14,6 +14,7 @@ from typing import Any
 
 from workload import (
     COLUMNS,
+    COMPRESSION,
     FUNCTIONS,
     Stopwatch,
     add_seven,
@@ -114,7 +115,7 @@ def ray_parquet(folder: str, model_path: str) -> dict[str, Any]:
         with Stopwatch() as watch:
             dataset = ray.data.read_parquet(str(Path(folder, "input")))
             dataset = dataset.map_batches(Classifier, batch_size=65_536, batch_format="pyarrow", **_two_actors(ray))
-            dataset.write_parquet(output)
+            dataset.write_parquet(output, compression=COMPRESSION)
         return check_output(watch, output, model_path)
 
 
@@ -153,5 +154,5 @@ def daft_parquet(folder: str, model_path: str) -> dict[str, Any]:
         with Stopwatch() as watch:
             frame = daft.read_parquet(str(Path(folder, "input", "*.parquet")))
             answers = Classifier(model_path).predict(*[frame[name] for name in COLUMNS])
-            frame.with_column("inference", answers).write_parquet(output)
+            frame.with_column("inference", answers).write_parquet(output, compression=COMPRESSION)
         return check_output(watch, output, model_path)

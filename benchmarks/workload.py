@@ -10,6 +10,7 @@ from typing import Any
 COLUMNS = [f"x{number}" for number in range(20)]
 FILES, GROUPS_PER_FILE = 4, 2
 MODEL_FILE = "{kind}.pickle"
+COMPRESSION = "snappy"  # of all output: the default of Daft and Ray, not of Penstock
 
 
 class Stopwatch:

@@ -16,6 +16,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ModelLoadError, NotShippableError, StepError, WorkerDiedError
 
+
 def act(how):
     if how == "raise":
         raise RuntimeError("scripted")
@@ -95,28 +96,28 @@ def test_the_table_of_deaths(handler, how, told, descendants):
 
 
 def test_an_error_that_cannot_be_pickled_still_tells_its_story():
-    class Stubborn(Exception):
+    class StubbornError(Exception):
         def __reduce__(self):
             raise TypeError("not me")
 
     def fail(x):
-        raise Stubborn("deep inside")
+        raise StubbornError("deep inside")
 
-    with pytest.raises(StepError, match="Stubborn: deep inside") as caught:
+    with pytest.raises(StepError, match="StubbornError: deep inside") as caught:
         (ps.Pipeline(workers=1) | ps.Create([1]) | ps.Map(fail)).collect()
     assert "in fail" in caught.value.__notes__[0]
 
 
 def test_an_error_whose_str_raises():
-    class Mute(Exception):
+    class MuteError(Exception):
         def __str__(self):
             raise ValueError("no words")
 
     def fail(x):
-        raise Mute
+        raise MuteError
 
     for workers in (0, 1):
-        with pytest.raises(StepError, match="Mute: .its message cannot be shown"):
+        with pytest.raises(StepError, match="MuteError: .its message cannot be shown"):
             (ps.Pipeline(workers=workers) | ps.Create([1]) | ps.Map(fail)).collect()
 
 

@@ -222,9 +222,11 @@ def outputs(answer: Any, rows: int = 3) -> list[Any]:
 
 
 def test_dicts_become_one_dict_per_row() -> None:
-    assert [
-        {key: value.tolist() for key, value in row.items()} for row in outputs(lambda x: {"sum": x.sum(1), "x": x})
-    ] == [{"sum": 0.5, "x": [0.0, 0.5]}, {"sum": 2.5, "x": [1.0, 1.5]}, {"sum": 4.5, "x": [2.0, 2.5]}]
+    assert [{key: value.tolist() for key, value in row.items()} for row in outputs(lambda x: {"sum": x.sum(1), "x": x})] == [
+        {"sum": 0.5, "x": [0.0, 0.5]},
+        {"sum": 2.5, "x": [1.0, 1.5]},
+        {"sum": 4.5, "x": [2.0, 2.5]},
+    ]
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
@@ -318,9 +320,7 @@ def test_what_is_no_file(path: str) -> None:
 
 
 def test_weights_that_do_not_fit(weights: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"model.pt' do not fit LinearRegression.*(?s:.*)size mismatch for linear.weight"
-    ):
+    with pytest.raises(UsageError, match=r"model.pt' do not fit LinearRegression.*(?s:.*)size mismatch for linear.weight"):
         handler_of(weights, model_params={"input_dim": 3}).load_model()
 
 

@@ -190,9 +190,7 @@ def test_every_kind_of_number_and_missing_ones(uri: str, rows_first: bool) -> No
 def test_words_as_answers(save: Callable[[Any], str]) -> None:
     forest = RandomForestClassifier(n_estimators=3, random_state=0).fit(X, np.where(Y, "yes", "no"))
     handler = SklearnModelHandlerNumpy(save(forest), trusted=True)  # skops does not vouch for trees
-    assert (
-        pa.array(handler.run_inference_columns(TABLE, handler.load_model())).to_pylist() == forest.predict(X).tolist()
-    )
+    assert pa.array(handler.run_inference_columns(TABLE, handler.load_model())).to_pylist() == forest.predict(X).tolist()
     check_handler(handler, ROWS[:5])
 
 

@@ -98,7 +98,7 @@ def _execute(script: str, session: _Session) -> int:
         if session.count and isinstance(session, _Explaining):
             print(f"penstock: the script stopped after that, without rows to work on: {exc!r}", file=sys.stderr)
             return 0
-        _print_script_error(exc)
+        _print_script_error(exc, script)
         return 1
     if not session.count:
         raise UsageError(f"{script} builds no pipeline; expected a ps.Pipeline(), in a `with` block or at its top level")
@@ -148,10 +148,10 @@ def _told(exc: PenstockError) -> str:
     return f"{exc}\n{original_traceback(exc)}" if exc.__cause__ is not None else str(exc)
 
 
-def _print_script_error(exc: Exception) -> None:
+def _print_script_error(exc: Exception, script: str) -> None:
     """The traceback of an error in the script, without the frames of this command."""
     frames = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") != "__main__":
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
     traceback.print_exception(type(exc), exc, frames or exc.__traceback__)
 

@@ -18,7 +18,7 @@ from penstock.io.source import Read
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform
 from penstock.pipeline.hints import ResourceHints
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Flatten, Reshuffle
+from penstock.pipeline.transforms import BatchElements, Flatten, MapBatches, Reshuffle
 
 Path: TypeAlias = tuple[int, ...]
 MAX_COPIES = 64  # of one step, behind Flattens
@@ -187,7 +187,12 @@ class _Planner:
         return Outlet("stage", fed.index, path, rest[0].producer.label)
 
 
-def models_of(stage: Stage) -> list[tuple[str, RunInference[Any, Any]]]:
-    """The inference steps of a stage, each once."""
-    found = {step.label: step.transform for step in stage.steps() if isinstance(step.transform, RunInference)}
-    return list(found.items())
+def largest_batch(stage: Stage) -> int:
+    """The most rows that a step of the stage takes at once; 1 where all take single rows."""
+    sizes = [1]
+    for step in stage.steps():
+        if isinstance(step.transform, MapBatches):
+            sizes.append(step.transform.batch_size)
+        elif isinstance(step.transform, (RunInference, BatchElements)):
+            sizes.append(step.transform.limits.max_size)
+    return max(sizes)

@@ -242,14 +242,15 @@ class InferenceSession:
         except (PredictionCountError, UsageError, EngineError):
             raise  # no single row is to blame
         except Exception as exc:
-            found = self._find_guilty(batch, args, exc)
-            if found is not None:
-                row, own = found
-                raise row_error(self.step, row, own) from own
-            raise StepError(
-                f"step {self.step!r}: {type(exc).__name__}: {safe_str(exc)}\n  raised for a batch of {row_count(batch)} "
-                f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
-            ) from exc
+            raised = exc
+        found = self._find_guilty(batch, args, raised)
+        if found is not None:
+            row, own = found
+            raise row_error(self.step, row, own) from own
+        raise StepError(
+            f"step {self.step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
+            f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
+        ) from raised
 
     def _call(self, batch: Block, args: Any) -> Any:
         """One call of the model: a list, or for a table an Arrow array, of exactly one answer per row."""

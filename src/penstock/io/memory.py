@@ -21,7 +21,7 @@ class MemorySource(Source[T]):
     def splits(self, goal: SplitGoal) -> Sequence[Any]:
         rows = self.rows
         assert rows is not None, "only the user's own copy of a MemorySource can be split"
-        size = max(1, -(-len(rows) // goal.min_splits))
+        size = max(1, -(-len(rows) // goal.for_rows(len(rows)).min_splits))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def read(self, split: Sequence[T]) -> Iterator[Block]:

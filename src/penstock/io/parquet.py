@@ -66,6 +66,7 @@ class ParquetSource(Source[dict[str, Any]]):
     def splits(self, goal: SplitGoal) -> Sequence[ParquetSplit]:
         footers = self._footers()
         schema = _common_schema(footers)
+        goal = goal.for_rows(sum(rows for footer in footers for rows, _ in footer.groups))
         target = goal.target_bytes(sum(size for footer in footers for _, size in footer.groups), least=1)
         most = max(goal.min_splits, MOST_RANGES)
         pieces = (piece for footer in footers for piece in _ranges(footer, target, most))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from penstock.blocks import Block
@@ -16,10 +16,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitGoal:
-    """How finely a source should cut its input: pieces of about `max_bytes`, and at least `min_splits` if it can."""
+    """How finely a source should cut its input: pieces of about `max_bytes`, and at least `min_splits` if it can.
+
+    A source that knows how many rows it has follows for_rows() instead, so that no split is too small for good batches.
+    """
 
     max_bytes: int = 64 << 20
     min_splits: int = 1
+    min_rows: int = 1  # in a split: a few batches of the stage's models
+    at_once: int = 1  # splits that can be worked on at a time: these come before min_rows
+
+    def for_rows(self, rows: int) -> SplitGoal:
+        """The goal for an input of that many rows."""
+        fitting = max(self.at_once, rows // self.min_rows)
+        return replace(self, min_splits=max(1, min(self.min_splits, fitting)))
 
     def target_bytes(self, total: int, least: int = 64 << 10) -> int:
         """How large one split should be when there are `total` bytes in all."""

@@ -19,11 +19,11 @@ import cloudpickle
 from penstock.engines.local.coordinator import Coordinator, Tally
 from penstock.engines.local.explain import explain
 from penstock.engines.local.inline import InlineWorkers
-from penstock.engines.local.pools import Machine, Pools, choose_pools
+from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, Pools, choose_pools
 from penstock.engines.local.processes import Guardian
 from penstock.engines.local.remote import ProcessWorkers
 from penstock.engines.local.schedule import Scheduler, Task
-from penstock.engines.plan import Plan, Stage, make_plan
+from penstock.engines.plan import Plan, Stage, largest_batch, make_plan
 from penstock.errors import AccountingError, NotShippableError
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Sink, Write
@@ -37,6 +37,7 @@ from penstock.pipeline.transforms import Map
 from penstock.rows import safe_str
 
 FEW_SPLITS_PER_SLOT = 2
+BATCHES_PER_SPLIT = 4  # at least, where rows can be counted: the last batch of a split may be small
 SPLITS_PER_SLOT = 8  # so that the last splits to finish leave no core idle for long
 
 
@@ -164,8 +165,11 @@ def _scheduler(plan: Plan, pools: Pools, options: RunOptions) -> Scheduler:
     stages = [(pools.of_stage(stage.index).index, sorted(stage.feeds)) for stage in plan.stages]
     sizes = {pool.index: pool.size for pool in pools.pools}
     scheduler = Scheduler(stages, sizes, bundle_attempts=options.bundle_attempts)
-    goal = SplitGoal(min_splits=SPLITS_PER_SLOT * pools.slots)
     for stage, root, _, read in plan.sources():
+        slots = pools.of_stage(stage.index).size
+        at_once = slots.workers * slots.slots
+        rows = max(BATCHES_PER_SPLIT * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
+        goal = SplitGoal(min_splits=SPLITS_PER_SLOT * at_once, min_rows=rows, at_once=at_once)
         for number, split in enumerate(read.source.splits(goal)):
             scheduler.add(stage.index, root, (number,), split)
     return scheduler

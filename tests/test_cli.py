@@ -1,0 +1,161 @@
+"""The command as a user runs it: a process of its own, its output and its exit code."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+
+HELP = Path(__file__).parent / "help"
+
+
+@pytest.fixture
+def penstock(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "penstock.cli", *arguments]
+        environment = os.environ | {"COLUMNS": "100"}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+
+    return run
+
+
+def script(tmp_path, text, name="pipeline.py"):
+    (tmp_path / name).write_text(f"import penstock as ps\n{text}")
+    return name
+
+
+DOUBLES = """
+with ps.Pipeline() as p:
+    p | ps.Create(range(5)) | ps.Map(lambda x: str(2 * x)) | ps.WriteToText("out")
+"""
+
+
+def test_version(penstock):
+    done = penstock("version")
+    assert (done.returncode, done.stdout) == (0, f"penstock {ps.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["", "run", "explain"])
+def test_help_is_what_the_file_says(penstock, command):
+    shown = penstock(*filter(None, [command]), "--help").stdout
+    assert shown.replace("cli.py", "penstock") == (HELP / f"{command or 'penstock'}.txt").read_text()
+
+
+def test_run_a_script_with_a_with_block(penstock, tmp_path):
+    done = penstock("run", script(tmp_path, DOUBLES))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("penstock: 5 rows in ")
+    assert (tmp_path / "out" / "part-00000.txt").read_text() == "0\n2\n4\n6\n8\n"
+
+
+def test_run_a_pipeline_that_the_script_only_builds(penstock, tmp_path):
+    text = "import sys\np = ps.Pipeline()\np | ps.Create(sys.argv[1:]) | ps.Map(print)\n"
+    done = penstock("run", "--workers", "0", script(tmp_path, text), "a", "--b")
+    assert (done.returncode, done.stdout) == (0, "a\n--b\n")
+
+
+def test_flags_win_over_the_script(penstock, tmp_path):
+    text = "import os\nprint(os.getpid())\np = ps.Pipeline(workers=0)\np | ps.Create([1]) | ps.Map(lambda _: print(os.getpid()))\n"
+    own, step = penstock("run", "--workers", "1", script(tmp_path, text)).stdout.split()
+    assert own != step
+
+
+def test_explain_runs_nothing(penstock, tmp_path):
+    done = penstock("explain", script(tmp_path, DOUBLES))
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "runs in this process (5 rows at the sources: at most 1000 run in this process)",
+        "pool 0: this process, 1 thread",
+        "",
+        "stage 0 in pool 0 (starts at a source)",
+        "  Create",
+        "    Map(lambda at pipeline.py:4)",
+        f"      -> WriteToText(out) -> {tmp_path}/out",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_explain_a_script_that_goes_on_to_use_the_rows(penstock, tmp_path):
+    done = penstock("explain", script(tmp_path, "rows = (ps.Pipeline() | ps.Create([1])).collect()\nprint(rows[0])\n"))
+    assert done.returncode == 0
+    assert "stage 0" in done.stdout
+    assert "the script stopped after that" in done.stderr
+
+
+def test_explain_of_the_pipeline_itself_shows_stages_pools_and_models(tmp_path):
+    class Model(ps.ModelHandler):
+        pass
+
+    p = ps.Pipeline(workers=3, threads_per_worker=2)
+    rows = p | ps.Create(range(10)) | ps.Reshuffle()
+    rows | "model" >> ps.RunInference(Model(max_batch_size=7)).with_resource_hints(min_ram="1GB")
+    text = p.explain()
+    assert "pool 1: up to 3 workers, 2 threads each" in text
+    assert "model: one model copy in each worker process, batches of at most 7 rows" in text
+    assert "(Reshuffle 'Reshuffle')" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("p = ps.Pipeline()\np | ps.Create([1]) | 3\n", 2, "penstock: 3 on the right of | is not a transform"),
+        ("p = ps.Pipeline()\np | ps.ReadFromText('none')\n", 2, "there is no such file"),
+        ("x = 1\n", 2, "builds no pipeline"),
+        ("p = ps.Pipeline()\np | ps.Create([0]) | 'inv' >> ps.Map(lambda x: 1 / x)\n", 1, "step 'inv': ZeroDivisionError"),
+    ],
+)
+def test_mistakes_are_told_without_the_library_s_frames(penstock, tmp_path, text, code, message):
+    done = penstock("run", script(tmp_path, text))
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "site-packages" not in done.stderr
+    assert f"{os.sep}penstock{os.sep}" not in done.stderr
+    assert ("Traceback" in done.stderr) == (code == 1)
+
+
+def test_a_missing_script(penstock):
+    done = penstock("run", "none.py")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "penstock: none.py: no such file; expected a Python script that builds a pipeline\n",
+    )
+
+
+def test_an_error_of_the_script_itself_shows_its_own_traceback(penstock, tmp_path):
+    done = penstock("run", script(tmp_path, "1 / 0\n"))
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "cli.py" not in done.stderr
+
+
+def test_progress_in_a_terminal(tmp_path):
+    text = """
+class Model(ps.ModelHandler):
+    def load_model(self): return None
+    def run_inference(self, batch, model, inference_args=None): return batch
+with ps.Pipeline(workers=1) as p:
+    p | ps.Create(range(3000)) | "model" >> ps.RunInference(Model(max_batch_size=10))
+"""
+    name = script(tmp_path, text)
+    terminal, child = pty.openpty()
+    command = [sys.executable, "-m", "penstock.cli", "run", name]
+    environment = os.environ | {"COLUMNS": "120"}
+    subprocess.run(command, cwd=tmp_path, stderr=child, stdout=child, env=environment, timeout=60, check=True)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:
+            break
+    os.close(terminal)
+    last = shown.decode().replace("\r", "").split("\n")[-3]
+    assert "stage 0: Create > model | 3,000 of 3,000 rows | " in last
+    assert re.search(r"rows/s \| batch (10|9\.\d+) \| 0 failed", last)

@@ -1,0 +1,196 @@
+"""Wrong inputs and outputs, end to end: a clear error, and nothing half-written left as if it were whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from penstock.errors import InputError, OutputError, TransientError
+from penstock.handlers.sklearn import SklearnModelHandlerNumpy
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def leaves_nothing(out):
+    return not out.exists() or not any(out.rglob("*"))
+
+
+def whole_parquet(path):
+    pq.write_table(pa.table({"x": list(range(1000))}), path)
+    return path
+
+
+def truncated_parquet(tmp_path):
+    path = whole_parquet(tmp_path / "in.parquet")
+    path.write_bytes(path.read_bytes()[:-100])
+    return ps.ReadFromParquet(str(path))
+
+
+def bad_utf8(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"good\n" * 5000 + b"bad \xff\xfe\n" + b"good\n" * 5000)
+    return ps.ReadFromText(str(path))
+
+
+def bad_json(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"x": 1}\n' * 5000 + '{"x": \n' + '{"x": 1}\n' * 5000)
+    return ps.ReadFromJsonl(str(path))
+
+
+def short_csv_row(tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_text("a,b,c\n" + "1,2,3\n" * 5000 + "1,2\n")
+    return ps.ReadFromCsv(str(path))
+
+
+def torn_gzip(tmp_path):
+    path = tmp_path / "in.txt.gz"
+    path.write_bytes(gzip.compress(os.urandom(100_000).hex().encode())[:-5000])
+    return ps.ReadFromText(str(path))
+
+
+WRONG = [
+    (lambda tmp_path: ps.ReadFromText(str(tmp_path / "missing.txt")), "missing.txt: there is no such file"),
+    (lambda tmp_path: ps.ReadFromText(str(tmp_path / "*.none")), "no file matches"),
+    (truncated_parquet, "in.parquet: not a whole Parquet file"),
+    (bad_utf8, "in.txt.*UTF-8"),
+    (bad_json, "in.jsonl.*JSON"),
+    (short_csv_row, "in.csv.*2.*3"),
+    (torn_gzip, "in.txt.gz"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_wrong_inputs(pipeline, tmp_path, out, make, message):
+    p = pipeline()
+    p | make(tmp_path) | ps.Map(str) | ps.WriteToText(str(out))
+    with pytest.raises(InputError, match=message):
+        p.run()
+    assert leaves_nothing(out)
+
+
+def test_a_model_file_that_is_not_there(pipeline, tmp_path, out):
+    p = pipeline()
+    model = SklearnModelHandlerNumpy(model_uri=str(tmp_path / "model.skops"))
+    p | ps.Create([1]) | "m" >> ps.RunInference(model) | ps.WriteToJsonl(str(out))
+    with pytest.raises(InputError, match="model.skops"):
+        p.run()
+    assert leaves_nothing(out)
+
+
+def test_an_output_folder_that_cannot_be_written(pipeline, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    p = pipeline()
+    ran = tmp_path / "ran"
+    p | ps.Create(["x"]) | ps.Map(lambda x: ran.touch() or x) | ps.WriteToText(str(tmp_path / "file" / "out"))
+    with pytest.raises(OutputError, match="file/out: cannot be written"):
+        p.run()
+    assert not ran.exists()
+
+
+def test_an_output_that_is_there_already(pipeline, tmp_path, out):
+    def write(rows, **options):
+        with pipeline() as p:
+            p | ps.Create(rows) | ps.WriteToText(str(out), **options)
+
+    write([str(i) for i in range(5000)])
+    before = {path.name: path.read_text() for path in out.iterdir()}
+    with pytest.raises(OutputError, match="part file.*overwrite=True"):
+        write(["new"])
+    assert {path.name: path.read_text() for path in out.iterdir()} == before
+    write(["new"], overwrite=True)
+    assert [path.read_text() for path in out.iterdir()] == ["new\n"]
+
+
+def test_a_failed_run_leaves_the_old_output_alone(pipeline, tmp_path, out):
+    with pipeline() as p:
+        p | ps.Create(["old"]) | ps.WriteToText(str(out))
+    p = pipeline()
+    p | ps.Create(range(5000)) | ps.Map(lambda x: str(1 // (4999 - x))) | ps.WriteToText(str(out), overwrite=True)
+    with pytest.raises(ps.RowError, match="ZeroDivisionError"):
+        p.run()
+    assert [path.name for path in out.iterdir()] == ["part-00000.txt"]
+    assert (out / "part-00000.txt").read_text() == "old\n"
+
+
+def test_a_row_that_a_sink_cannot_take(pipeline, out):
+    p = pipeline()
+    p | ps.Create([*map(str, range(3000)), 7]) | ps.WriteToText(str(out))
+    with pytest.raises(ps.PenstockError, match="expects str rows, got int"):
+        p.run()
+    assert leaves_nothing(out)
+
+
+class Flaky(ps.Source):
+    """A source whose disk recovers after some tries."""
+
+    def __init__(self, folder, failures):
+        self.folder = folder
+        self.failures = failures
+
+    def splits(self, goal):
+        return [0, 1, 2]
+
+    def read(self, split):
+        yield [split * 10]
+        tries = self.folder / f"tries-{split}"
+        with open(tries, "a+") as file:
+            file.write("x")
+            file.seek(0)
+            if split == 1 and len(file.read()) <= self.failures:
+                raise OSError(5, "Input/output error")
+        yield [split * 10 + 1]
+
+
+def test_passing_trouble_is_tried_again(pipeline, tmp_path, out):
+    p = pipeline()
+    p | ps.Read(Flaky(tmp_path, failures=3)) | ps.Map(str) | ps.WriteToText(str(out))
+    result = p.run()
+    assert "".join(path.read_text() for path in sorted(out.iterdir())) == "0\n1\n10\n11\n20\n21\n"
+    assert result.retries == 3
+
+
+def test_trouble_that_does_not_pass_ends_the_run(pipeline, tmp_path, out):
+    p = pipeline()
+    p | "disk" >> ps.Read(Flaky(tmp_path, failures=100)) | ps.Map(str) | ps.WriteToText(str(out))
+    with pytest.raises(TransientError, match="step 'disk': reading failed: OSError"):
+        p.run()
+    assert leaves_nothing(out)
+    assert (tmp_path / "tries-1").read_text() == "xxxx"
+
+
+def test_a_full_disk(pipeline, tmp_path):
+    """/dev/full takes nothing: every write says that no space is left."""
+
+    class Full(ps.Sink):
+        def open(self, part):
+            return FullWriter()
+
+        def describe(self):
+            return "/dev/full"
+
+    class FullWriter(ps.Writer):
+        def write(self, block):
+            with open("/dev/full", "w") as file:
+                file.write("x")
+
+        def close(self):
+            return None
+
+        def abort(self):
+            (tmp_path / "aborted").touch()
+
+    p = pipeline()
+    p | ps.Create(["x"]) | "w" >> ps.Write(Full())
+    with pytest.raises(TransientError, match="step 'w': writing to /dev/full failed: OSError: .*No space left"):
+        p.run()
+    assert (tmp_path / "aborted").exists()
