@@ -102,7 +102,7 @@ def _classifier(kind: str) -> Any:
         return LogisticRegression()
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    return HistGradientBoostingClassifier(max_iter=30)
+    return HistGradientBoostingClassifier(max_iter=30, random_state=20)
 
 
 def load_classifier(path: str) -> Any:

@@ -62,7 +62,12 @@ def test_run_a_pipeline_that_the_script_only_builds(penstock, tmp_path):
 
 
 def test_flags_win_over_the_script(penstock, tmp_path):
-    text = "import os\nprint(os.getpid())\np = ps.Pipeline(workers=0)\np | ps.Create([1]) | ps.Map(lambda _: print(os.getpid()))\n"
+    text = """
+import os
+print(os.getpid())
+p = ps.Pipeline(workers=0)
+p | ps.Create([1]) | ps.Map(lambda _: print(os.getpid()))
+"""
     own, step = penstock("run", "--workers", "1", script(tmp_path, text)).stdout.split()
     assert own != step
 

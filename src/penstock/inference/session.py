@@ -104,13 +104,13 @@ class Sessions:
                 session.hand_in_metrics()
             return self.metrics.drain()
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """End the sessions' threads. Models go with the process, or when nothing refers to them."""
         with self.changed:
             sessions = list(self._open.values())
             self._open.clear()
         for session in sessions:
-            session.close()
+            session.close(wait=wait)
 
 
 class InferenceSession:
@@ -142,11 +142,11 @@ class InferenceSession:
             self._callers.add(caller)
         return Lane(self, caller)
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads:
+        for thread in self._threads if wait else ():
             thread.join()
 
     # The callers' side.

@@ -26,7 +26,7 @@ import cloudpickle
 from penstock.blocks import rows_of
 from penstock.engines.bundle import Key
 from penstock.engines.local.inline import FailedHere
-from penstock.engines.local.parcel import AnonymousFile, Chunk
+from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.processes import describe_exit
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
 from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
@@ -94,6 +94,12 @@ class Coordinator:
             if self._watch is not None:
                 self._watch(self.tally, self._running)
 
+    def abandon(self) -> None:
+        """The run has failed: let go of what lies between the stages."""
+        for payload in self._scheduler.abandon():
+            if isinstance(payload, Chunk):
+                payload.release()
+
     def _patience(self) -> float | None:
         deadline = self._scheduler.deadline()
         patience = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -152,7 +158,7 @@ class Coordinator:
         for outlet, chunks in done.shipped:
             self._receive(outlet, task.key, chunks)
         if isinstance(task.payload, Chunk):
-            _release(task.payload)
+            task.payload.release()
 
     def _receive(self, outlet: Outlet, key: Key, chunks: list[Chunk]) -> None:
         for number, chunk in enumerate(chunks):
@@ -163,7 +169,7 @@ class Coordinator:
                 for block in chunk.read():
                     rows.extend(rows_of(block))
                 self.tally.collected.setdefault(outlet.target, []).append(((*outlet.path, *key, number), rows))
-                _release(chunk)
+                chunk.release()
 
     def _failed(self, worker: int, failed: Failed | FailedHere) -> None:
         here = isinstance(failed, FailedHere)
@@ -196,8 +202,3 @@ class Coordinator:
     def _forget(self, task: Task) -> None:
         self._running.pop(task.id, None)
         self.tally.running_rows.pop(task.id, None)
-
-
-def _release(chunk: Chunk) -> None:
-    if isinstance(chunk.file, AnonymousFile):
-        chunk.file.release()

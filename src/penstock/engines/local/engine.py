@@ -131,6 +131,7 @@ class _Run:
             return tally
         except BaseException:
             workers.kill()
+            coordinator.abandon()
             raise
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock.engines.local.execute import Executor
 from penstock.engines.local.parcel import Chunk, Cutter, KeptShipment
-from penstock.engines.local.protocol import Done, Progress, Ready, Work
+from penstock.engines.local.protocol import Done, Progress, Ready, Work, as_penstock_error
 from penstock.engines.plan import Outlet
-from penstock.errors import PenstockError, TransientError
+from penstock.errors import TransientError
 from penstock.inference.session import Sessions
 from penstock.observe.metrics import Metrics
 
@@ -59,35 +59,48 @@ class InlineWorkers:
             return [(self._worker, Progress(rows))] if rows else []
 
     def close(self) -> None:
-        for _ in self._threads:
-            self._work.put(None)
+        self._end_threads()
         for thread in self._threads:
             thread.join()
-        if not self._threads:
-            for executor in self._executors:
-                executor.close()
         self._sessions.close()
 
     def kill(self) -> None:
-        """Leave threads that still run to themselves: a thread cannot be killed, and these are daemons."""
+        """Nothing more is begun. A thread that is in a user's code cannot be ended; it ends after its split."""
+        while not self._work.empty():
+            self._work.get()
+        self._end_threads()
+        self._sessions.close(wait=False)
+
+    def _end_threads(self) -> None:
+        for _ in self._threads:
+            self._work.put(None)
         if not self._threads:
-            self.close()
+            for executor in self._executors:
+                executor.close()
 
     def _serve(self, executor: Executor) -> None:
         while (work := self._work.get()) is not None:
-            self._events.put((self._worker, self._run(executor, work)))
+            try:
+                event = self._run(executor, work)
+            except BaseException as exc:
+                event = FailedHere(work.task, exc)
+            self._events.put((self._worker, event))
         executor.close()
 
     def _run(self, executor: Executor, work: Work) -> Any:
         shipped: list[tuple[Outlet, list[Chunk]]] = []
 
         def ship(outlet: Outlet) -> KeptShipment:
-            shipment = KeptShipment(Cutter(work.spread) if outlet.kind == "stage" else None)
+            shipment = KeptShipment(outlet.after, Cutter(work.spread) if outlet.kind == "stage" else None)
             shipped.append((outlet, shipment.chunks))
             return shipment
 
         try:
             result = executor.run(work, ship)
-        except PenstockError as exc:
-            return FailedHere(work.task, exc)
+        except BaseException as exc:
+            for chunk in (chunk for _, chunks in shipped for chunk in chunks):
+                chunk.release()
+            if not isinstance(exc, (Exception, SystemExit)):
+                raise  # Ctrl-C, or the end of the run
+            return FailedHere(work.task, as_penstock_error(exc))
         return Done(work.task, result, shipped, self._sessions.drain_metrics())

@@ -48,13 +48,23 @@ class Chunk:
             data = read_all(self.file.fd, self.offset, self.size)
         yield from unpack(memoryview(data))
 
+    def release(self) -> None:
+        """Let go of the file. Nobody will read these blocks again."""
+        if isinstance(self.file, AnonymousFile):
+            self.file.release()
+
 
 class AnonymousFile:
     """A descriptor that is closed when its last chunk is done with."""
 
-    def __init__(self, fd: int, chunks: int) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._chunks = chunks
+        self._chunks = 0
+
+    def shared(self) -> AnonymousFile:
+        """This file, for one more chunk."""
+        self._chunks += 1
+        return self
 
     def release(self) -> None:
         self._chunks -= 1
@@ -88,12 +98,16 @@ class Cutter:
 
 
 class KeptShipment:
-    """Blocks that stay in this process."""
+    """Blocks that stay in this process: as they are, and packed on disk when there are many."""
 
-    def __init__(self, cutter: Cutter | None) -> None:
+    def __init__(self, step: str, cutter: Cutter | None) -> None:
         self.chunks: list[Chunk] = []
+        self._step = step
         self._cutter = cutter
         self._open = False
+        self._kept = 0  # bytes
+        self._file: AnonymousFile | None = None
+        self._at = 0
 
     def add(self, block: Block) -> None:
         for piece, full in self._cutter.cut(block) if self._cutter else [(block, False)]:
@@ -105,6 +119,20 @@ class KeptShipment:
             chunk.rows += row_count(piece)
             chunk.size += byte_size(piece)
             self._open = not full
+            if full:
+                self._keep(chunk)
+
+    def _keep(self, chunk: Chunk) -> None:
+        if self._kept + chunk.size <= MEMORY_BYTES:
+            self._kept += chunk.size
+            return
+        if self._file is None:
+            self._file = AnonymousFile(anonymous_file(on_disk=True))
+        assert chunk.blocks is not None
+        packed = [buffer for block in chunk.blocks for buffer in pack(block, self._step)]
+        chunk.size, chunk.offset = write_all(self._file.fd, packed, self._at), self._at
+        chunk.blocks, chunk.file = None, self._file.shared()
+        self._at += chunk.size
 
 
 class PackedShipment:

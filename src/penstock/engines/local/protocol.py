@@ -94,7 +94,7 @@ class ErrorReport:
 
     @classmethod
     def of(cls, exc: BaseException) -> ErrorReport:
-        error = exc if isinstance(exc, PenstockError) else _as_step_error(exc)
+        error = as_penstock_error(exc)
         text = original_traceback(error)[-20_000:]
         return cls(_pickled(error, error.__cause__), safe_str(error), text, isinstance(error, TransientError))
 
@@ -111,7 +111,10 @@ class ErrorReport:
         return error
 
 
-def _as_step_error(exc: BaseException) -> PenstockError:
+def as_penstock_error(exc: BaseException) -> PenstockError:
+    """The error itself if it is one of ours; else, such as for SystemExit, an error of the step with that cause."""
+    if isinstance(exc, PenstockError):
+        return exc
     error = StepError(f"{type(exc).__name__}: {safe_str(exc)}")
     error.__cause__ = exc
     return error

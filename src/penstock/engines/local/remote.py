@@ -127,9 +127,7 @@ def _travelling(work: Work) -> Work:
 
 def _adopt_files(message: Done, fds: list[int]) -> None:
     """Give the chunks of a message the files that came beside it."""
-    chunks = [chunk for _, chunks in message.shipped for chunk in chunks]
-    users = [sum(chunk.file == number for chunk in chunks) for number in range(len(fds))]
-    files = [AnonymousFile(fd, count) for fd, count in zip(fds, users, strict=True)]
-    for chunk in chunks:
+    files = [AnonymousFile(fd) for fd in fds]
+    for chunk in (chunk for _, chunks in message.shipped for chunk in chunks):
         if isinstance(chunk.file, int):
-            chunk.file = files[chunk.file]
+            chunk.file = files[chunk.file].shared()

@@ -182,6 +182,12 @@ class Scheduler:
 
     # Decisions.
 
+    def abandon(self) -> list[Any]:
+        """The payloads of all tasks that are not done."""
+        tasks = [task for stage in self._stages for task in stage.queued] + self._waiting
+        tasks += [task for worker in self._workers.values() for task in worker.running.values()]
+        return [task.payload for task in tasks]
+
     @property
     def finished(self) -> bool:
         return not self._waiting and all(not stage.queued and not stage.running for stage in self._stages)

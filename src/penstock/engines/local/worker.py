@@ -61,7 +61,7 @@ class _Worker:
                 self._programs[message.stage] = message.program
             elif isinstance(message, Work):
                 if message.chunk is not None and fds:
-                    message.chunk.file = AnonymousFile(fds[0], 1)
+                    message.chunk.file = AnonymousFile(fds[0]).shared()
                 self._queue.put(message)
             elif isinstance(message, Stop):
                 break
@@ -100,8 +100,8 @@ class _Worker:
         finally:
             for _, shipment in shipments:
                 shipment.discard()
-            if work.chunk is not None and isinstance(work.chunk.file, AnonymousFile):
-                work.chunk.file.release()
+            if work.chunk is not None:
+                work.chunk.release()
 
     def _tell_progress(self) -> None:
         rows = {work.task: executor.rows_read for executor in self._executors if (work := executor.work) is not None}
