@@ -71,6 +71,8 @@ def run_case(case: Case) -> Outcome:
             process = subprocess.Popen(command, env=env, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
             try:
                 peak = _wait(process, mark if case.watch_memory else None)
+                if process.poll() is None:
+                    return Outcome(error=f"not done after {TIME_LIMIT:g} s")
             finally:
                 _kill_all(mark)
                 process.wait()

@@ -120,6 +120,7 @@ def ray_parquet(folder: str, model_path: str) -> dict[str, Any]:
 
 
 def _start_ray() -> Any:
+    os.environ["RAY_TMPDIR"] = tempfile.gettempdir()  # its logs and sockets, removed with the case's other files
     import ray
     import ray.data
 

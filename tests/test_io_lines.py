@@ -18,7 +18,8 @@ from penstock.blocks import MAX_ROWS, Block
 from penstock.errors import InputError, UsageError
 from penstock.io import lines
 from penstock.io.files import InputFile, list_files
-from penstock.io.lines import LineRange, ReadFromJsonl, ReadFromText, TextSource, cut_lines, line_runs
+from penstock.io.jsonl import ReadFromJsonl
+from penstock.io.lines import LineRange, ReadFromText, TextSource, cut_lines, line_runs
 from penstock.io.source import Source, SplitGoal
 from penstock.testing import check_source
 

@@ -18,6 +18,7 @@ from penstock.errors import InputError, OutputError, UsageError
 from penstock.inference.results import PredictionResult
 from penstock.io import parquet
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
+from penstock.io.parquet_writing import GROUP_ROWS
 from penstock.io.sink import Part
 from penstock.io.source import Source, SplitGoal
 from penstock.testing import check_source
@@ -218,7 +219,7 @@ def test_the_rows_of_the_first_group_agree_on_types(tmp_path: Path) -> None:
 
 
 def test_later_groups_must_fit(tmp_path: Path) -> None:
-    first = pa.table({"x": range(parquet.GROUP_ROWS)})
+    first = pa.table({"x": range(GROUP_ROWS)})
     out = written(tmp_path / "a", first, [{"x": 7}, {"x": None}], pa.table({"x": pa.array([8], pa.int8())}))
     assert out["x"].to_pylist()[-3:] == [7, None, 8]
     with pytest.raises(OutputError, match="column 'x' holds string, expected int64"):

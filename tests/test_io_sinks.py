@@ -18,7 +18,8 @@ from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
 from penstock.inference.results import PredictionResult
 from penstock.io.csv import ReadFromCsv, WriteToCsv
-from penstock.io.lines import ReadFromJsonl, ReadFromText, WriteToJsonl, WriteToText
+from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
+from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer
 from penstock.io.source import Read, SplitGoal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -378,11 +378,16 @@ def by_the_plan(plan):
 @given(graphs())
 def test_a_plan_gives_the_rows_of_its_graph_in_order(made):
     p, wanted = made
-    plan = make_plan(p._graph_for([wanted.producer], [wanted]))
+    try:
+        plan = make_plan(p._graph_for([wanted.producer], [wanted]))
+    except GraphError as exc:
+        if f"more than {MAX_COPIES} ways" not in str(exc):
+            raise
+        reject()
     assert by_the_plan(plan) == by_the_graph(wanted)
     for stage in plan.stages:
-        fed = {end.target for found in stage.steps() for end in found.next[MAIN] if isinstance(end, Outlet)}
-        assert stage.feeds == {target for target in fed if plan.stages[target] is not stage} or fed == {0}
+        ends = [end for found in stage.steps() for end in found.next[MAIN] if isinstance(end, Outlet)]
+        assert stage.feeds == {end.target for end in ends if end.kind == "stage"}
 
 
 # Pools.

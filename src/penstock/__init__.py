@@ -6,7 +6,8 @@ from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler
 from penstock.inference.results import PredictionResult
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
-from penstock.io.lines import ReadFromJsonl, ReadFromText, WriteToJsonl, WriteToText
+from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
+from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.memory import Create
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer

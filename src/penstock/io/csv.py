@@ -11,8 +11,10 @@ from typing import Any
 
 from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.io.files import LEAVES, FileSink, FileWriter, checked_path, list_files, named_fields, pack, plain, short_name
+from penstock.io.files import checked_path, list_files, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, line_runs
+from penstock.io.parts import FileSink, FileWriter
+from penstock.io.records import LEAVES, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import Read, Source, SplitGoal
 

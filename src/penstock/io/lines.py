@@ -1,32 +1,20 @@
-"""Text and JSON Lines. A plain file is read in byte ranges: a range owns the lines that start in it.
+"""Lines of text. A plain file is read in byte ranges: a range owns the lines that start in it.
 
 Lines end with "\\n" or "\\r\\n"; the last one may end with the file. No other character ends a line.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, rows_of
 from penstock.errors import InputError, OutputError
-from penstock.io.files import (
-    FileSink,
-    FileWriter,
-    InputFile,
-    checked_path,
-    compression_of,
-    is_bad_data,
-    list_files,
-    open_input,
-    pack,
-    plain,
-    short_name,
-)
+from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, list_files, open_input, pack, short_name
+from penstock.io.parts import FileSink, FileWriter
 from penstock.io.sink import Part, Write
 from penstock.io.source import Read, Source, SplitGoal
 
@@ -34,7 +22,6 @@ T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20
 LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
-PARSED_GROWTH = 4  # parsed JSON takes about this many times the bytes of its text
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -179,30 +166,6 @@ class TextSource(Source[str]):
         return blocks_of((run.lines(), len(run.data)) for piece in split for run in line_runs(piece))
 
 
-class JsonlSource(TextSource):
-    """The values of JSON Lines files."""
-
-    def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
-        runs = (run for piece in split for run in line_runs(piece))
-        return blocks_of((_parse_json(run), PARSED_GROWTH * len(run.data)) for run in runs)
-
-
-def _parse_json(run: LineRun) -> list[Any]:
-    values = []
-    for number, line in enumerate(run.lines()):
-        if not line or line.isspace():
-            continue
-        try:
-            values.append(json.loads(line))
-        except (ValueError, RecursionError) as exc:
-            start = line if len(line) <= 60 else f"{line[:60]}..."
-            raise InputError(
-                f"{run.path}, in the line at byte {run.offset_of(number)}: not JSON ({exc}): {start!r}; "
-                "expected one JSON value on each line; correct the line, or read with ReadFromText and parse in a step"
-            ) from exc
-    return values
-
-
 class TextWriter(FileWriter[str]):
     def add(self, block: Block) -> None:
         rows = rows_of(block)
@@ -228,50 +191,11 @@ def _unfit_text(rows: list[Any]) -> str:
     return "WriteToText: a row has lone surrogates, which UTF-8 cannot hold: clean it first, or use WriteToJsonl"
 
 
-class JsonlWriter(FileWriter[Any]):
-    def add(self, block: Block) -> None:
-        rows = rows_of(block)
-        try:
-            data = "\n".join(map(_to_json, rows)).encode()
-        except UnicodeEncodeError:
-            data = "\n".join(map(_to_ascii_json, rows)).encode()
-        self.file.write(data + b"\n")
-
-
-def _refuse(value: Any) -> Any:
-    raise TypeError(f"a value of type {type(value).__name__}")
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_refuse).encode
-_encode_ascii = json.JSONEncoder(separators=(",", ":"), default=_refuse).encode
-
-
-def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
-    try:
-        return encode(plain(row, lambda array: array.tolist()))
-    except (TypeError, ValueError, RecursionError) as exc:
-        raise OutputError(
-            f"WriteToJsonl: a row of type {type(row).__name__} is not JSON: {exc}; expected dicts, lists, text, "
-            "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row"
-        ) from exc
-
-
-def _to_ascii_json(row: Any) -> str:
-    return _to_json(row, _encode_ascii)
-
-
 class TextSink(FileSink[str]):
     suffix = ".txt"
 
     def open(self, part: Part) -> TextWriter:
         return TextWriter(self.places(part))
-
-
-class JsonlSink(FileSink[Any]):
-    suffix = ".jsonl"
-
-    def open(self, part: Part) -> JsonlWriter:
-        return JsonlWriter(self.places(part))
 
 
 class ReadFromText(Read[str]):
@@ -289,17 +213,6 @@ class ReadFromText(Read[str]):
         return f"ReadFromText({short_name(self.pattern)})"
 
 
-class ReadFromJsonl(Read[Any]):
-    """One row for each line: the JSON value it holds. Blank lines are skipped. Files are found as by ReadFromText."""
-
-    def __init__(self, pattern: str | os.PathLike[str]) -> None:
-        self.pattern = checked_path(pattern, "ReadFromJsonl")
-        super().__init__(JsonlSource(self.pattern))
-
-    def default_label(self) -> str:
-        return f"ReadFromJsonl({short_name(self.pattern)})"
-
-
 class WriteToText(Write[str]):
     """Each row, a str without line ends, as one line of UTF-8 in `path`/part-00000.txt and so on, in order.
 
@@ -311,17 +224,3 @@ class WriteToText(Write[str]):
 
     def default_label(self) -> str:
         return f"WriteToText({short_name(self.sink.describe())})"
-
-
-class WriteToJsonl(Write[Any]):
-    """Each row as one JSON value on a line of `path`/part-00000.jsonl and so on, in order.
-
-    NamedTuples (such as PredictionResult) and dataclasses become objects; arrays and tensors become lists. NaN and
-    infinities are written as NaN and Infinity, which ReadFromJsonl reads back. `overwrite` as in WriteToText.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        super().__init__(JsonlSink(checked_path(path, "WriteToJsonl"), overwrite))
-
-    def default_label(self) -> str:
-        return f"WriteToJsonl({short_name(self.sink.describe())})"

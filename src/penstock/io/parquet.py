@@ -12,9 +12,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block
-from penstock.errors import InputError, OutputError, UsageError
+from penstock.errors import InputError, UsageError
 from penstock.io import files
-from penstock.io.sink import Part, Write
+from penstock.io.parquet_writing import ParquetSink, listed
+from penstock.io.sink import Write
 from penstock.io.source import Read, Source, SplitGoal
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS, BLOCK_BYTES = 64 << 10, 16 << 20  # what read() yields at most, about
 BATCH_ROWS = 4096  # decoded at once: text that repeats is far larger in memory than the file says
-GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20  # when a row group is written
 FOOTER_THREADS = 16
 MOST_RANGES = 8  # of one row group, if no more are asked for: each of them reads the group from its start
 COMPRESSIONS = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
@@ -97,7 +97,7 @@ class ParquetSource(Source[dict[str, Any]]):
             metadata, schema = parquet.metadata, parquet.schema_arrow
         wanted = schema.names if self.columns is None else self.columns
         if missing := [name for name in wanted if name not in schema.names]:
-            raise InputError(f"{file.path}: has no column {_listed(missing)}; its columns are {_listed(schema.names)}")
+            raise InputError(f"{file.path}: has no column {listed(missing)}; its columns are {listed(schema.names)}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = tuple((group.num_rows, _group_bytes(group, self.columns)) for group in groups)
         return Footer(file.path, pa.schema([(name, schema.field(name).type) for name in wanted]), sizes)
@@ -204,127 +204,6 @@ def _batches(file: Any, wanted: RowRange, schema: pa.Schema) -> Iterator[Any]:
             return
 
 
-class ParquetWriter(files.FileWriter[Any]):
-    """A part in row groups of a good size. Its schema is the one given, or else what fits the first group."""
-
-    def __init__(self, places: tuple[str, str], schema: pa.Schema | None, compression: str) -> None:
-        super().__init__(places)
-        self._schema = schema
-        self._compression: Any = compression
-        self._kept: list[pa.Table] = []
-        self._kept_rows = self._kept_bytes = 0
-        self._parquet: Any = None
-
-    def add(self, block: Block) -> None:
-        table = _table_of_rows(block, self._schema) if isinstance(block, list) else block
-        if self._schema is not None:
-            table = _fitted(table, self._schema)
-        self._kept.append(table)
-        self._kept_rows += table.num_rows
-        self._kept_bytes += table.nbytes
-        if self._kept_rows >= GROUP_ROWS or self._kept_bytes >= GROUP_BYTES:
-            self._write_group()
-
-    def end(self) -> None:
-        if self._kept:
-            self._write_group()
-        if self._parquet is not None:
-            self._parquet.close()
-
-    def abort(self) -> None:
-        if self._parquet is not None:
-            with contextlib.suppress(Exception):  # what it still writes is thrown away
-                self._parquet.close()
-        super().abort()
-
-    def _write_group(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            table = pa.concat_tables(self._kept, promote_options="permissive")
-            if self._parquet is None:
-                self._schema = self._schema or table.schema
-                self._parquet = pq.ParquetWriter(self.file, self._schema, compression=self._compression)
-            self._parquet.write_table(table, row_group_size=GROUP_ROWS)
-        except pa.ArrowException as exc:
-            raise OutputError(f"WriteToParquet: rows do not fit together: {exc}; pass schema=...") from exc
-        self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
-
-
-def _table_of_rows(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
-    import pyarrow as pa
-
-    records = [files.named_fields(row, "WriteToParquet") for row in rows]
-    names = dict.fromkeys(records[0])
-    if any(record.keys() != names.keys() for record in records):
-        names = dict.fromkeys(name for record in records for name in record)
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise OutputError(f"WriteToParquet: columns are named by str, got {_listed(odd)}: rename them in a step before it")
-    types = {} if schema is None else {field.name: field.type for field in schema}
-    columns = {}
-    for name in names:
-        values = [files.plain(record.get(name), _arrow_value) for record in records]
-        try:
-            columns[name] = pa.array(values, type=types.get(name))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
-            raise OutputError(
-                f"WriteToParquet: column {name!r}: {exc}; expected values of one type that Arrow knows: "
-                "put a ps.Map before it that makes them so, or pass schema=pyarrow.schema(...)"
-            ) from exc
-    return pa.table(columns)
-
-
-def _arrow_value(value: Any) -> Any:
-    """An array or tensor as what Arrow takes, its type of number kept: 1-D arrays, lists of them, NumPy scalars."""
-    if hasattr(value, "detach"):
-        with contextlib.suppress(TypeError):  # NumPy has no bfloat16
-            value = value.detach().cpu().numpy()
-    if type(value).__module__ != "numpy" or value.dtype == object:
-        return files.plain(value.tolist(), _arrow_value)
-    if value.ndim > 1:
-        return [_arrow_value(item) for item in value]
-    return value[()] if value.ndim == 0 and hasattr(value, "__array_interface__") else value
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the columns and types of the schema; a missing column is null."""
-    import pyarrow as pa
-
-    if extra := [name for name in table.column_names if name not in schema.names]:
-        raise OutputError(
-            f"WriteToParquet: rows have the column {_listed(extra)}, which earlier rows or schema= do not have "
-            f"({_listed(schema.names)}); drop it in a step before, or pass schema=pyarrow.schema(...) with it"
-        )
-    columns = []
-    for field in schema:
-        column = table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows)
-        try:
-            columns.append(column.cast(field.type))
-        except pa.ArrowException as exc:
-            raise OutputError(
-                f"WriteToParquet: column {field.name!r} holds {column.type}, expected {field.type}: {exc}; "
-                "make the rows alike in a step before, or pass schema=pyarrow.schema(...)"
-            ) from exc
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"
-
-
-class ParquetSink(files.FileSink[Any]):
-    suffix = ".parquet"
-
-    def __init__(self, path: str, overwrite: bool, schema: pa.Schema | None, compression: str) -> None:
-        super().__init__(path, overwrite)
-        self.schema = schema
-        self.compression = compression
-
-    def open(self, part: Part) -> ParquetWriter:
-        return ParquetWriter(self.places(part), self.schema, self.compression)
-
-
 class ReadFromParquet(Read[dict[str, Any]]):
     """The rows of Parquet files: tables for steps that take columns, dicts for others. Files as for ReadFromText.
 
@@ -358,7 +237,7 @@ class WriteToParquet(Write[Any]):
         overwrite: bool = False,
     ) -> None:
         if compression not in COMPRESSIONS:
-            raise UsageError(f"WriteToParquet(compression={compression!r}): expected one of {_listed(COMPRESSIONS)}")
+            raise UsageError(f"WriteToParquet(compression={compression!r}): expected one of {listed(COMPRESSIONS)}")
         if schema is not None and not hasattr(schema, "names"):
             raise UsageError(f"WriteToParquet(schema={schema!r}): expected a pyarrow.schema(...)")
         super().__init__(ParquetSink(files.checked_path(path, "WriteToParquet"), overwrite, schema, compression))

@@ -102,6 +102,7 @@ class _Worker:
                 shipment.discard()
             if work.chunk is not None:
                 work.chunk.release()
+            sys.stdout.flush()  # what steps print appears split by split, not when the worker leaves
 
     def _tell_progress(self) -> None:
         rows = {work.task: executor.rows_read for executor in self._executors if (work := executor.work) is not None}

@@ -1,0 +1,107 @@
+"""JSON Lines: one JSON value on each line. Files are cut and read as lines of text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.blocks import Block, rows_of
+from penstock.errors import InputError, OutputError
+from penstock.io.files import checked_path, short_name
+from penstock.io.lines import LineRange, LineRun, TextSource, blocks_of, line_runs
+from penstock.io.parts import FileSink, FileWriter
+from penstock.io.records import plain
+from penstock.io.sink import Part, Write
+from penstock.io.source import Read
+
+PARSED_GROWTH = 4  # parsed JSON takes about this many times the bytes of its text
+
+
+class JsonlSource(TextSource):
+    """The values of JSON Lines files."""
+
+    def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
+        runs = (run for piece in split for run in line_runs(piece))
+        return blocks_of((_parse_json(run), PARSED_GROWTH * len(run.data)) for run in runs)
+
+
+def _parse_json(run: LineRun) -> list[Any]:
+    values = []
+    for number, line in enumerate(run.lines()):
+        if not line or line.isspace():
+            continue
+        try:
+            values.append(json.loads(line))
+        except (ValueError, RecursionError) as exc:
+            start = line if len(line) <= 60 else f"{line[:60]}..."
+            raise InputError(
+                f"{run.path}, in the line at byte {run.offset_of(number)}: not JSON ({exc}): {start!r}; "
+                "expected one JSON value on each line; correct the line, or read with ReadFromText and parse in a step"
+            ) from exc
+    return values
+
+
+class JsonlWriter(FileWriter[Any]):
+    def add(self, block: Block) -> None:
+        rows = rows_of(block)
+        try:
+            data = "\n".join(map(_to_json, rows)).encode()
+        except UnicodeEncodeError:
+            data = "\n".join(map(_to_ascii_json, rows)).encode()
+        self.file.write(data + b"\n")
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_refuse).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), default=_refuse).encode
+
+
+def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
+    try:
+        return encode(plain(row, lambda array: array.tolist()))
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise OutputError(
+            f"WriteToJsonl: a row of type {type(row).__name__} is not JSON: {exc}; expected dicts, lists, text, "
+            "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row"
+        ) from exc
+
+
+def _to_ascii_json(row: Any) -> str:
+    return _to_json(row, _encode_ascii)
+
+
+class JsonlSink(FileSink[Any]):
+    suffix = ".jsonl"
+
+    def open(self, part: Part) -> JsonlWriter:
+        return JsonlWriter(self.places(part))
+
+
+class ReadFromJsonl(Read[Any]):
+    """One row for each line: the JSON value it holds. Blank lines are skipped. Files are found as by ReadFromText."""
+
+    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+        self.pattern = checked_path(pattern, "ReadFromJsonl")
+        super().__init__(JsonlSource(self.pattern))
+
+    def default_label(self) -> str:
+        return f"ReadFromJsonl({short_name(self.pattern)})"
+
+
+class WriteToJsonl(Write[Any]):
+    """Each row as one JSON value on a line of `path`/part-00000.jsonl and so on, in order.
+
+    NamedTuples (such as PredictionResult) and dataclasses become objects; arrays and tensors become lists. NaN and
+    infinities are written as NaN and Infinity, which ReadFromJsonl reads back. `overwrite` as in WriteToText.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        super().__init__(JsonlSink(checked_path(path, "WriteToJsonl"), overwrite))
+
+    def default_label(self) -> str:
+        return f"WriteToJsonl({short_name(self.sink.describe())})"

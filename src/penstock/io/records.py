@@ -1,0 +1,49 @@
+"""Rows as records: the named fields of a row, and its values in a form that file formats take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import OutputError
+
+LEAVES = frozenset([str, int, float, bool, type(None)])
+
+
+def plain(value: Any, of_array: Callable[[Any], Any]) -> Any:
+    """A value as dicts, lists and leaves: NamedTuples and dataclasses become dicts, arrays what `of_array` returns.
+
+    Leaves of other types are returned as they are, for the format to take or to refuse.
+    """
+    kind = type(value)
+    if kind in LEAVES:
+        return value
+    if kind is list or kind is tuple:
+        return [plain(item, of_array) for item in value]
+    fields = fields_of(value)
+    if fields is not None:
+        return {key: plain(item, of_array) for key, item in fields.items()}
+    return of_array(value) if hasattr(value, "tolist") else value
+
+
+def fields_of(row: Any) -> dict[Any, Any] | None:
+    """The named fields of a dict, a NamedTuple (such as PredictionResult) or a dataclass; None for anything else."""
+    if isinstance(row, dict):
+        return row
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        return dict(row._asdict())
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    return None
+
+
+def named_fields(row: Any, step: str) -> dict[Any, Any]:
+    """fields_of(row) for the steps that need at least one."""
+    fields = fields_of(row)
+    if fields:
+        return fields
+    raise OutputError(
+        f"{step} expects rows with named fields (dict, NamedTuple, dataclass), "
+        f"got {type(row).__name__ if fields is None else row}: put ps.Map(lambda x: {{'value': x}}) before it"
+    )
