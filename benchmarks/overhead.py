@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from measure import Case, run_case, run_rounds
-from report import cost, growth, section, speedup, time_limit
+from report import cost, growth, job_speedup, section, speedup, time_limit
 from workload import MODEL_FILE
 
 CLASSIFIERS = ["logistic regression", "gradient boosting"]
-IN_PROCESS, WORKERS = "Penstock in-process", "Penstock workers"
+IN_PROCESS, WORKERS, THREADS = "Penstock in-process", "Penstock workers", "Penstock in-process, 2 threads"
 OWN_COMPRESSION = "Penstock workers, zstd"
 
 
@@ -74,6 +74,7 @@ def _classify(settings: Settings, kind: str, folder: str) -> list[str]:
     options = {"folder": folder, "model_path": str(Path(folder, MODEL_FILE.format(kind=kind)))}
     cases = [
         *_both_modes("ours:parquet", options),
+        Case(name=THREADS, call="ours:parquet", options={**options, "workers": 0, "threads_per_worker": 2}),
         Case(
             name=OWN_COMPRESSION,
             call="ours:parquet",
@@ -83,8 +84,12 @@ def _classify(settings: Settings, kind: str, folder: str) -> list[str]:
         Case(name="Ray Data", call="rivals:ray_parquet", options=options),
     ]
     outcomes = run_rounds(cases, settings.rounds)
-    pairs = [(ours, rival) for ours in (WORKERS, OWN_COMPRESSION, IN_PROCESS) for rival in ("Daft", "Ray Data")]
-    checks = [speedup(outcomes, ours, rival, at_least=1) for ours, rival in pairs]
+    checks = [
+        check(outcomes, ours, rival, at_least=1)
+        for check in (job_speedup, speedup)
+        for ours in (WORKERS, OWN_COMPRESSION, THREADS, IN_PROCESS)
+        for rival in ("Daft", "Ray Data")
+    ]
     return section(f"Parquet to Parquet, {kind} over 20 columns, {settings.rows:,} rows", outcomes, checks)
 
 

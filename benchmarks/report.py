@@ -36,6 +36,14 @@ def speedup(outcomes: Outcomes, ours: str, rival: str, at_least: float) -> Check
     return Check(label=f"{ours}: times the rows/s of {rival}", values=values, limit=at_least, at_least=True, unit="x")
 
 
+def job_speedup(outcomes: Outcomes, ours: str, rival: str, at_least: float) -> Check:
+    """The same for the whole job: from starting the process, its imports included."""
+    values = _quotients(outcomes[rival], outcomes[ours], lambda done: done.job)
+    return Check(
+        label=f"{ours}: times the speed of {rival}, whole job", values=values, limit=at_least, at_least=True, unit="x"
+    )
+
+
 def cost(outcomes: Outcomes, ours: str, other: str, at_most: float) -> Check:
     """How many times the seconds of another case."""
     values = _quotients(outcomes[ours], outcomes[other], _seconds)
@@ -70,7 +78,7 @@ def section(title: str, outcomes: Outcomes, checks: Iterable[Check]) -> list[str
 
 
 def _case_table(outcomes: Outcomes) -> list[str]:
-    rows = [["case", "seconds (median)", "min - max", "rows/s", "peak memory", "checksum"]]
+    rows = [["case", "seconds (median)", "min - max", "with imports", "rows/s", "peak memory", "checksum"]]
     rows += [_case_row(name, runs) for name, runs in outcomes.items()]
     return _table(rows)
 
@@ -78,7 +86,7 @@ def _case_table(outcomes: Outcomes) -> list[str]:
 def _case_row(name: str, runs: Sequence[Outcome]) -> list[str]:
     good = [done for done in runs if not done.error]
     if not good:
-        return [name, "failed", "", "", "", next(done.error for done in runs if done.error) or ""]
+        return [name, "failed", "", "", "", "", next(done.error for done in runs if done.error) or ""]
     seconds = [done.seconds for done in good]
     middle = statistics.median(seconds)
     rows = good[0].rows
@@ -87,6 +95,7 @@ def _case_row(name: str, runs: Sequence[Outcome]) -> list[str]:
         name,
         f"{middle:.3f}",
         f"{min(seconds):.3f} - {max(seconds):.3f}",
+        f"{statistics.median(done.job for done in good):.3f}",
         f"{rows / middle:,.0f}" if rows else "",
         f"{peak / 2**20:,.0f} MiB" if peak else "",
         " / ".join(sorted({f"{done.rows:,} rows: {done.checksum}" if done.rows else done.checksum for done in good})),

@@ -66,8 +66,8 @@ def _see(row: int) -> None:
 
 
 def ray_identity(rows: int, batch_size: int) -> dict[str, Any]:
-    """Ray Data, the model in a pool of 2 actors. Each function is a map_batches over whole Arrow blocks: a third of the
-    time of ds.map(), which makes a dict of every row."""
+    """Ray Data, the model in a pool of 2 actors. Each function is a map_batches over whole Arrow blocks: about a
+    quarter of the time of ds.map(), which makes a dict of every row."""
     ray = _start_ray()
 
     class Identity:

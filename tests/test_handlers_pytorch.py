@@ -25,7 +25,7 @@ from penstock.handlers.pytorch import (
     make_tensor_model_fn,
 )
 from penstock.handlers.pytorch_loading import usable_device
-from penstock.inference.results import PredictionResult
+from penstock.rows import PredictionResult
 from penstock.testing.handlers import check_handler
 
 

@@ -282,6 +282,22 @@ def test_columns_are_taken_whole_from_file_to_file(pipeline, tmp_path):
     assert result.metrics.distribution("inference_request_batch_size").max == 700
 
 
+def test_the_row_view_of_columns_is_a_prediction_result(pipeline, tmp_path):
+    pq.write_table(pa.table({"x": [1, 2, 3], "id": ["a", "b", "c"]}), tmp_path / "in.parquet")
+    rows = pipeline() | ps.ReadFromParquet(str(tmp_path / "in.parquet")) | ps.RunInference(Columns())
+    made = (rows | ps.Reshuffle() | ps.Map(lambda result: result)).collect()
+    assert made[1] == ps.PredictionResult({"x": 2, "id": "b"}, 4, "columns-1")
+    with pipeline() as p:
+        (
+            p
+            | ps.ReadFromParquet(str(tmp_path / "in.parquet"))
+            | ps.RunInference(Columns())
+            | ps.WriteToParquet(str(tmp_path / "out"))
+        )
+    read = (pipeline() | ps.ReadFromParquet(str(tmp_path / "out"))).collect()
+    assert read[0] == {"x": 1, "id": "a", "inference": 2, "model_id": "columns-1"}
+
+
 def test_columns_become_rows_for_handlers_that_want_rows(pipeline, tmp_path):
     pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "in.parquet")
     rows = pipeline() | ps.ReadFromParquet(str(tmp_path / "in.parquet"))

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.inference.results import PredictionResult
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.sink import Part
 from penstock.io.source import Source, SplitGoal
+from penstock.rows import PredictionResult
 from penstock.testing import check_source
 
 

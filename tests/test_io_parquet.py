@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.inference.results import PredictionResult
 from penstock.io import parquet
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.parquet_writing import GROUP_ROWS
 from penstock.io.sink import Part
 from penstock.io.source import Source, SplitGoal
+from penstock.rows import PredictionResult
 from penstock.testing import check_source
 
 

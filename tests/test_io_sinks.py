@@ -16,13 +16,13 @@ import pytest
 
 from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
-from penstock.inference.results import PredictionResult
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer
 from penstock.io.source import Read, SplitGoal
+from penstock.rows import PredictionResult
 from penstock.testing import check_sink
 
 FORMATS: list[tuple[Any, Any, Callable[[int], Any]]] = [

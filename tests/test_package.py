@@ -16,8 +16,8 @@ SOURCE = Path(penstock.__file__).parent
 LAYERS = {
     "cli": {"engines", "inference", "io", "observe", "pipeline", "options", "rows", "blocks", "errors", "version"},
     "engines": {"inference", "io", "models", "batching", "observe", "pipeline", "options", "rows", "blocks", "errors"},
-    "testing": {"inference", "io", "pipeline", "blocks", "errors"},
-    "handlers": {"inference", "blocks", "errors"},
+    "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
+    "handlers": {"inference", "rows", "blocks", "errors"},
     "inference": {"models", "batching", "observe", "pipeline", "rows", "blocks", "errors"},
     "io": {"pipeline", "rows", "blocks", "errors"},
     "pipeline": {"batching", "options", "errors"},
@@ -25,8 +25,8 @@ LAYERS = {
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},
+    "blocks": {"rows", "errors"},
     "rows": {"errors"},
-    "blocks": {"errors"},
     "errors": set(),
     "version": set(),
 }

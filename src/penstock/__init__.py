@@ -3,7 +3,6 @@
 from penstock.engines.local import LocalEngine
 from penstock.errors import EngineError, PenstockError, RowError, UsageError
 from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
-from penstock.inference.results import PredictionResult
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
@@ -29,6 +28,7 @@ from penstock.pipeline.transforms import (
     Reshuffle,
     TaggedOutput,
 )
+from penstock.rows import PredictionResult
 from penstock.version import __version__
 
 __all__ = [

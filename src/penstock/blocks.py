@@ -10,10 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from penstock.rows import PredictionResult
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Block: TypeAlias = "list[Any] | pa.Table"
+
+ANSWERS = {b"penstock": b"answers"}  # in the schema of a table whose columns `inference` and `model_id` a model added
 
 MAX_ROWS = 4096
 MAX_BYTES = 8 << 20
@@ -25,8 +29,14 @@ def is_table(block: Block) -> bool:
 
 
 def rows_of(block: Block) -> list[Any]:
-    """The block as row objects: the list itself, or one dict per row of the table."""
-    return block if isinstance(block, list) else cast("list[Any]", block.to_pylist())
+    """The block as row objects: the list itself, or one dict per row of the table. A model's answers to a table are
+    PredictionResults, whose example is the dict of the other columns."""
+    if isinstance(block, list):
+        return block
+    rows = cast("list[Any]", block.to_pylist())
+    if (block.schema.metadata or {}).items() >= ANSWERS.items() and {"inference", "model_id"} <= set(block.column_names):
+        return [PredictionResult(inference=row.pop("inference"), model_id=row.pop("model_id"), example=row) for row in rows]
+    return rows
 
 
 def row_count(block: Block) -> int:

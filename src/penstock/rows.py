@@ -1,12 +1,20 @@
-"""One function over many rows, with errors that name the row."""
+"""Rows: one function over many of them, with errors that name the row, and the row that a model's answer is."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import StepError
+
+
+class PredictionResult(NamedTuple):
+    """One answer with the example it answers and the model that gave it."""
+
+    example: Any
+    inference: Any
+    model_id: str | None = None
 
 
 def map_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[Any]:

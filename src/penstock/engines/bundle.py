@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
-from penstock.engines.operators import Emit, Operator, make_operator
+from penstock.engines.operators import Emit, InferenceOperator, Operator, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, OutputError, PenstockError, StepError, TransientError
 from penstock.inference.session import Caller, Sessions
@@ -57,7 +57,8 @@ class StageRunner:
     """A stage's steps, copied for one thread. Runs one bundle after another; close() ends the steps' lives."""
 
     def __init__(self, stage: Stage, sinks: dict[int, tuple[str, Sink[Any]]], sessions: Sessions) -> None:
-        self.rows_read = 0  # of the bundle that runs: for progress, read from other threads
+        self._rows_read = 0  # of the bundle that runs
+        self._models: list[InferenceOperator] = []
         self._caller = Caller()
         self._sessions = sessions
         self._sinks = sinks
@@ -76,7 +77,7 @@ class StageRunner:
         root, emit = self._entries[work.root]
         operators = self._operators[work.root]
         read = StepCount()
-        self.rows_read = 0
+        self._rows_read = 0
         for operator in operators:
             operator.count = StepCount()
             if isinstance(operator, SinkOperator):
@@ -87,7 +88,7 @@ class StageRunner:
             for operator in operators:
                 operator.start()
             for block in _read(root, work):
-                self.rows_read += row_count(block)
+                self._rows_read += row_count(block)
                 emit(block)
             for operator in operators:
                 operator.finish()
@@ -95,8 +96,13 @@ class StageRunner:
             for operator in operators:
                 operator.abort()
             raise
-        read.rows_out = self.rows_read
+        read.rows_out = self._rows_read
         return self._result(root, read, operators)
+
+    @property
+    def rows_done(self) -> int:
+        """About how many rows of the bundle that runs are through its models. For progress: read from other threads."""
+        return max(0, self._rows_read - sum(model.unanswered() for model in self._models))
 
     def close(self) -> None:
         for operators in self._operators:
@@ -113,6 +119,8 @@ class StageRunner:
             operator = make_operator(end.label, end.transform, self._sessions, self._caller)
             operators.append(operator)
             operator.connect(self._wire(end, operators))
+            if isinstance(operator, InferenceOperator):
+                self._models.append(operator)
         elif end.kind == "sink":
             label, sink = self._sinks[end.target]
             operator = SinkOperator(label, sink, end)

@@ -315,6 +315,9 @@ class InferenceOperator(Operator):
         self.count.rows_in += self._stream.rows_in
         self._close()
 
+    def unanswered(self) -> int:
+        return self._stream.unanswered() if self._stream is not None else 0
+
     def abort(self) -> None:
         self._close()
 

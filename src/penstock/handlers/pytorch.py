@@ -18,7 +18,7 @@ except ModuleNotFoundError as exc:
 
 from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
 from penstock.inference.handler import ModelHandler
-from penstock.inference.results import PredictionResult
+from penstock.rows import PredictionResult
 
 ExampleT = TypeVar("ExampleT")
 InferenceArgs: TypeAlias = Mapping[str, Any] | None

@@ -5,25 +5,25 @@ rows or a table -> one matrix (NumPy) or frame (pandas) -> model.predict -> one 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from penstock.errors import MissingPackageError, PredictionCountError
-
-try:
-    from sklearn.base import BaseEstimator
-except ModuleNotFoundError as exc:
-    raise MissingPackageError("scikit-learn", "sklearn") from exc
-
 from penstock.handlers.sklearn_data import frame_of_rows, frame_of_table, matrix_of_rows, matrix_of_table
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
 from penstock.inference.handler import ModelHandler
-from penstock.inference.results import PredictionResult
+from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    from sklearn.base import BaseEstimator
+
+# Found, not imported: describing a model needs none of it, and the processes that load the model import it anyway.
+if importlib.util.find_spec("sklearn") is None:
+    raise MissingPackageError("scikit-learn", "sklearn")
 
 __all__ = ["ModelFileType", "SklearnModelHandlerNumpy", "SklearnModelHandlerPandas"]
 
@@ -31,14 +31,14 @@ DEFAULT_MAX_BATCH_SIZE = 8192  # rows: a call of predict() costs far more than a
 
 ExampleT = TypeVar("ExampleT")
 InferenceArgs: TypeAlias = Mapping[str, Any] | None
-InferenceFn: TypeAlias = Callable[[BaseEstimator, Any, InferenceArgs], Any]
+InferenceFn: TypeAlias = "Callable[[BaseEstimator, Any, InferenceArgs], Any]"
 
 
 def _predict(model: BaseEstimator, data: Any, inference_args: InferenceArgs = None) -> Any:
     return model.predict(data, **(inference_args or {}))
 
 
-class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, BaseEstimator], Generic[ExampleT]):
+class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimator"], Generic[ExampleT]):
     """What both handlers share: all but how rows and tables become the model's input."""
 
     def __init__(

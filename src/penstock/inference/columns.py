@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.blocks import Block
+from penstock.blocks import ANSWERS, Block
 
 
 def as_column(answers: Any) -> Any:
@@ -28,7 +28,8 @@ def with_answers(table: Any, pieces: list[tuple[int, Any]], model_id: str | None
     ids = pa.DictionaryArray.from_arrays(
         pa.repeat(pa.scalar(0, pa.int32()), table.num_rows), pa.array([model_id], pa.string())
     )
-    return _replace(_replace(table, "inference", pa.chunked_array(chunks)), "model_id", ids)
+    answered = _replace(_replace(table, "inference", pa.chunked_array(chunks)), "model_id", ids)
+    return answered.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
 
 
 def _replace(table: Any, name: str, column: Any) -> Any:

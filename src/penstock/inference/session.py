@@ -331,11 +331,9 @@ class Lane:
         self._session = session
         self._caller = caller
 
-    def submit(self, block: Block, args: Any = None, *, weights: list[int] | None = None, alone: bool = False) -> Ticket:
+    def submit(self, ticket: Ticket, args: Any = None, *, weights: list[int] | None = None, alone: bool = False) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
-        ticket = Ticket(block)
         self._session.submit(_Request(ticket, args, self._caller), weights, alone)
-        return ticket
 
     def wait(self, ticket: Ticket) -> Block:
         """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""

@@ -65,6 +65,13 @@ class InferenceStream:
         while self._pending:
             yield self._take()
 
+    def unanswered(self) -> int:
+        """How many rows were submitted and are not answered. For progress: may be read from another thread."""
+        try:
+            return sum(pending.ticket.missing for pending in self._pending)
+        except RuntimeError:  # it changed just now
+            return 0
+
     def close(self) -> None:
         self._lane.close()
 
@@ -93,11 +100,11 @@ class InferenceStream:
         weights = None
         if self._weigh is not None and not alone:
             weights = map_rows(self._weigh, rows_of(block), f"{self._step} (element_size_fn)")
-        ticket = self._lane.submit(block, self._args, weights=weights, alone=alone)
-        pending = _Pending(ticket, keys, row_count(block))
+        pending = _Pending(Ticket(block), keys, row_count(block))
         self._pending.append(pending)
         self._in_flight += pending.rows
         self.rows_in += pending.rows
+        self._lane.submit(pending.ticket, self._args, weights=weights, alone=alone)
 
     def _take(self) -> Block:
         pending = self._pending.popleft()

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, list_files, pack, short_name
-from penstock.io.lines import LineRange, blocks_of, line_runs
+from penstock.io.lines import LineRange, blocks_of, count_small, line_runs
 from penstock.io.parts import FileSink, FileWriter
 from penstock.io.records import LEAVES, named_fields, plain
 from penstock.io.sink import Part, Write
@@ -48,6 +48,9 @@ class CsvSource(Source[dict[str, str]]):
 
     def read(self, split: CsvSplit) -> Iterator[Block]:
         return blocks_of(group for file in split.files for group in self._groups(file, split))
+
+    def count(self) -> int | None:
+        return count_small(self, self.pattern)
 
     def _columns(self, files: Sequence[LineRange]) -> tuple[tuple[str, ...], str]:
         if self.names is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, rows_of
+from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, row_count, rows_of
 from penstock.errors import InputError, OutputError
 from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, list_files, open_input, pack, short_name
 from penstock.io.parts import FileSink, FileWriter
@@ -21,6 +21,7 @@ from penstock.io.source import Read, Source, SplitGoal
 T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20
+COUNTED_BYTES = 64 << 10  # an input up to this size is small enough to be read twice
 LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -152,6 +153,14 @@ def blocks_of(parsed: Iterable[tuple[list[T], int]]) -> Iterator[list[T]]:
         yield rows
 
 
+def count_small(source: Source[Any], pattern: str) -> int | None:
+    """The rows of a small input, which is read for that: so a small run need not start processes."""
+    files = list_files(pattern)
+    if sum(file.size for file in files) > COUNTED_BYTES or any(file.compression for file in files):
+        return None
+    return sum(row_count(block) for split in source.splits(SplitGoal()) for block in source.read(split))
+
+
 class TextSource(Source[str]):
     """The lines of text files."""
 
@@ -161,6 +170,9 @@ class TextSource(Source[str]):
     def splits(self, goal: SplitGoal) -> Sequence[tuple[LineRange, ...]]:
         files = list_files(self.pattern)
         return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
+
+    def count(self) -> int | None:
+        return count_small(self, self.pattern)
 
     def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
         return blocks_of((run.lines(), len(run.data)) for piece in split for run in line_runs(piece))

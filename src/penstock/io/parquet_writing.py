@@ -59,11 +59,23 @@ class ParquetWriter(FileWriter[Any]):
             table = pa.concat_tables(self._kept, promote_options="permissive")
             if self._parquet is None:
                 self._schema = self._schema or table.schema
-                self._parquet = pq.ParquetWriter(self.file, self._schema, compression=self._compression)
+                self._parquet = pq.ParquetWriter(
+                    self.file, self._schema, compression=self._compression, use_dictionary=_repeating(self._schema)
+                )
             self._parquet.write_table(table, row_group_size=GROUP_ROWS)
         except pa.ArrowException as exc:
             raise OutputError(f"WriteToParquet: rows do not fit together: {exc}; pass schema=...") from exc
         self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
+
+
+def _repeating(schema: pa.Schema) -> list[str]:
+    """The columns whose values may repeat: a dictionary of floats, or of embeddings, costs far more than it saves."""
+    import pyarrow.types as types
+
+    def repeats(kind: Any) -> bool:
+        return not (types.is_floating(kind) or types.is_nested(kind))
+
+    return [field.name for field in schema if repeats(field.type)]
 
 
 def _table_of_rows(rows: list[Any], schema: pa.Schema | None) -> pa.Table:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from penstock.inference.handler import ModelHandler
-from penstock.inference.results import PredictionResult
+from penstock.rows import PredictionResult
 
 T = TypeVar("T")
 Handler = ModelHandler[Any, Any, Any]

@@ -201,11 +201,11 @@ def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: i
         rows = tally.stage_rows.get(stage.index, 0)
         rows += sum(tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == stage.index)
         steps = stage.steps()
-        models = {step.label for step in steps if isinstance(step.transform, RunInference)}
+        models = list(dict.fromkeys(step.label for step in steps if isinstance(step.transform, RunInference)))
         sizes = [tally.metrics.distribution("inference_request_batch_size", step=label) for label in models]
         batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
         from_source = any(root.transform is not None for root in stage.roots)
-        name = " > ".join(dict.fromkeys(step.label for step in steps))
+        name = " > ".join(models or dict.fromkeys(step.label for step in steps))
         lines.append(StageProgress(f"stage {stage.index}: {name}", rows, known if from_source and known else None, batch))
     return lines
 

@@ -26,9 +26,10 @@ class Executor:
         self._runners: dict[int, StageRunner] = {}
 
     @property
-    def rows_read(self) -> int:
-        runner = self._runners.get(self.work.stage) if self.work else None
-        return runner.rows_read if runner else 0
+    def rows_done(self) -> int:
+        work = self.work
+        runner = self._runners.get(work.stage) if work else None
+        return runner.rows_done if runner else 0
 
     def run(self, work: Work, ship: Callable[[Outlet], Shipment]) -> BundleResult:
         """Run one split. After an error the stage is copied anew: its steps may be in any state."""

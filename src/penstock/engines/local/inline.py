@@ -55,7 +55,7 @@ class InlineWorkers:
         try:
             return [self._events.get(timeout=seconds)]
         except queue.Empty:
-            rows = {work.task: e.rows_read for e in self._executors if (work := e.work) is not None}
+            rows = {work.task: e.rows_done for e in self._executors if (work := e.work) is not None}
             return [(self._worker, Progress(rows))] if rows else []
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From a worker, now and then: rows read of each split that runs."""
+    """From a worker, now and then: rows done of each split that runs."""
 
     rows: dict[int, int]
     metrics: Metrics = field(default_factory=Metrics)

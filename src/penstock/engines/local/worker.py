@@ -105,7 +105,7 @@ class _Worker:
             sys.stdout.flush()  # what steps print appears split by split, not when the worker leaves
 
     def _tell_progress(self) -> None:
-        rows = {work.task: executor.rows_read for executor in self._executors if (work := executor.work) is not None}
+        rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
         if rows:
             self._send(Progress(rows, self._sessions.drain_metrics()))
 
