@@ -302,7 +302,6 @@ def test_wrong_limits(given, message):
         BatchLimits(**given)
 
 
-@pytest.mark.xfail(strict=True, reason="a wait that no lock can wait for ends the session's thread with OverflowError")
 def test_a_wait_without_end_is_refused():
     with pytest.raises(UsageError, match="max_batch_duration_secs=inf"):
         BatchLimits(max_wait=math.inf)

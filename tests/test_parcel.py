@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.blocks import byte_size, row_count, rows_of
 from penstock.engines.local import channel as channels
 from penstock.engines.local import parcel
@@ -46,7 +47,7 @@ def same(one, other):
 
 # Round trips.
 
-dtypes = st.sampled_from(["u1", "i2", "f4", "f8", "c16", "?", "S3", "M8[s]", ">i4"])
+dtypes = st.sampled_from(["u1", "i2", "f4", "f8", "c16", "?", "S3", "M8[s]"])
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
@@ -168,11 +169,10 @@ def test_rows_that_are_views_of_one_array_are_packed_once_each():
     assert packed_size(list(matrix)) < 2 * matrix.nbytes
 
 
-@pytest.mark.xfail(
-    strict=True, reason="MapBatches lets a RecordBatch through, which works in the process but not in workers"
-)
-def test_whatever_counts_as_columns_can_be_packed():
-    assert next(unpack(memoryview(packed(pa.record_batch({"x": [1, 2]}))))).to_pylist() == [{"x": 1}, {"x": 2}]
+def test_whatever_map_batches_may_return_can_be_packed():
+    rows = ps.Pipeline(workers=1) | ps.Create([{"x": 1}, {"x": 2}])
+    made = rows | ps.MapBatches(lambda table: table.to_batches()[0], format="arrow")
+    assert made.collect() == [{"x": 1}, {"x": 2}]
 
 
 # Rows that cannot travel.

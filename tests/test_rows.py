@@ -286,12 +286,13 @@ def test_a_long_name_gives_way_to_the_numbers():
     assert len(line) == 79
 
 
-def test_pictures_are_painted_over_and_the_last_one_stays():
+def test_pictures_are_painted_over_and_the_last_one_stays(monkeypatch):
     out = io.StringIO()
     progress = Progress(out)
     stages = [StageProgress("one", 1, None, None), StageProgress("two", 2, None, None)]
     progress.show(stages)
     painted = out.getvalue()
+    monkeypatch.setattr("penstock.observe.progress.REPAINT_EVERY", math.inf)
     progress.show(stages)
     assert out.getvalue() == painted, "not twice within a blink"
     progress.finish(stages[:1])

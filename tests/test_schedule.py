@@ -428,9 +428,6 @@ def test_passing_trouble_has_four_tries_with_growing_waits():
     assert waits == sorted(set(waits)), "each wait is longer than the one before"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="waits grow fourfold without a bound: the 9th is of half an hour, the 12th of 29 hours"
-)
 def test_waits_are_bounded():
     scheduler = with_splits(one_pool(bundle_attempts=600), "a")
     started(scheduler)
@@ -521,9 +518,6 @@ def test_failed_starts_in_a_row_end_the_run(killed, allowed):
     assert scheduler.deaths == allowed
 
 
-@pytest.mark.xfail(
-    strict=True, reason="one counter for both: after two starts that were killed, the first that ends is the last"
-)
 def test_starts_that_were_killed_do_not_use_up_those_that_may_end_by_themselves():
     scheduler = with_splits(one_pool(workers=1), "a")
     for worker in range(schedule.START_ATTEMPTS):

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
-from penstock.inference.session import BYTES_SAMPLED_EVERY, Caller, Sessions
+from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
+from penstock.inference.session import BYTES_SAMPLED_EVERY, Caller, Sessions, Ticket
 from penstock.inference.stream import InferenceStream
 from penstock.observe.metrics import Metrics
 
-PATIENCE = 15  # seconds until a thread counts as hanging
+PATIENCE = 10  # seconds until a thread counts as hanging
+KNOWN_TO_HANG = 2  # seconds, in tests of what is known to hang
 
 
 class Echo(ps.ModelHandler):
@@ -67,8 +68,22 @@ def answers(rows):
     return [("answer", row) for row in rows]
 
 
+def submit(lane, rows, args=None, **options):
+    ticket = Ticket(rows)
+    lane.submit(ticket, args, **options)
+    return ticket
+
+
 def ask(lane, rows, **options):
-    return lane.wait(lane.submit(rows, **options))
+    return lane.wait(submit(lane, rows, **options))
+
+
+def ask_and_leave(lane, *blocks, **options):
+    """The answers to several blocks, one after the other; then nobody need count on this caller."""
+    try:
+        return [row for block in blocks for row in rows_of(ask(lane, block, **options))]
+    finally:
+        lane.close()
 
 
 def everything(stream, *blocks):
@@ -103,15 +118,15 @@ class Threads:
         except BaseException as exc:
             self.errors[number] = exc
 
-    def join(self):
+    def join(self, patience=PATIENCE):
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(patience)
         hanging = [number for number, thread in enumerate(self._threads) if thread.is_alive()]
         assert not hanging, f"threads {hanging} hang"
         return self
 
-    def all_well(self):
-        self.join()
+    def all_well(self, patience=PATIENCE):
+        self.join(patience)
         for error in self.errors:
             if error is not None:
                 raise error
@@ -168,7 +183,7 @@ def test_a_load_that_fails_is_told_to_everyone(sessions):
         with pytest.raises(
             ModelLoadError, match=r"step 'step': Broken.load_model\(\) raised OSError: no such file"
         ) as caught:
-            lane.submit([1])
+            submit(lane, [1])
         assert isinstance(caught.value.__cause__, OSError)
         lane.close()
 
@@ -177,7 +192,7 @@ def test_a_load_that_fails_is_told_to_everyone(sessions):
 def test_any_object_is_a_model(sessions, model):
     seen = []
 
-    class Any_(Echo):
+    class Anything(Echo):
         def load_model(self):
             self.loads += 1
             return model
@@ -186,7 +201,7 @@ def test_any_object_is_a_model(sessions, model):
             seen.append(model)
             return batch
 
-    handler = Any_(max_batch_size=1)
+    handler = Anything(max_batch_size=1)
     lane = open_session(sessions, handler).join(Caller())
     assert ask(lane, [1, 2]) == [1, 2]
     assert len(seen) == 2
@@ -243,7 +258,7 @@ def test_batches_fill_up_across_blocks(sessions):
 
 def test_tickets_may_be_waited_for_in_any_order(sessions):
     lane = open_session(sessions, Echo(max_batch_size=3)).join(Caller())
-    tickets = [lane.submit([n, -n]) for n in range(5)]
+    tickets = [submit(lane, [n, -n]) for n in range(5)]
     for n in (3, 0, 4, 1, 2):
         assert lane.wait(tickets[n]) == answers([n, -n])
     assert lane.wait(tickets[0]) == answers([0, 0]), "asked twice"
@@ -263,7 +278,7 @@ def joined(session, count):
 def test_batches_fill_up_across_callers(sessions, callers, rows, sizes, duration):
     handler = Echo(max_batch_size=8, max_batch_duration_secs=duration)
     _, lanes = joined(open_session(sessions, handler), callers)
-    work = [lambda n=n: ask(lanes[n], [(n, row) for row in range(rows)]) for n in range(callers)]
+    work = [lambda n=n: ask_and_leave(lanes[n], [(n, row) for row in range(rows)]) for n in range(callers)]
     got = Threads(*work).all_well()
     assert got == [answers([(n, row) for row in range(rows)]) for n in range(callers)]
     assert handler.sizes == sizes
@@ -291,7 +306,7 @@ def test_a_caller_that_has_its_answers_can_add_again(sessions):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(10)  # a caller that was told goes on late: the other one must still count on it
     try:
-        Threads(*[lambda lane=lane: [ask(lane, [n]) for n in range(50)] for lane in lanes]).all_well()
+        Threads(*[lambda lane=lane: ask_and_leave(lane, *([n] for n in range(50))) for lane in lanes]).all_well()
     finally:
         sys.setswitchinterval(interval)
     assert set(handler.sizes) == {2}
@@ -319,7 +334,7 @@ def test_a_lonely_row_leaves_by_its_deadline(sessions):
 def test_many_callers_of_one_row_make_full_batches_with_a_duration(sessions):
     handler = Echo(max_batch_size=4, max_batch_duration_secs=600)
     _, lanes = joined(open_session(sessions, handler), 12)
-    got = Threads(*[lambda n=n: ask(lanes[n], [n]) for n in range(12)]).all_well()
+    got = Threads(*[lambda n=n: ask_and_leave(lanes[n], [n]) for n in range(12)]).all_well()
     assert got == [answers([n]) for n in range(12)]
     assert handler.sizes == [4, 4, 4]
     assert threading.get_ident() not in handler.threads
@@ -352,7 +367,7 @@ def test_answers_come_back_to_their_callers_in_order_under_load(sessions):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("durations", [(None, None), (0.01, None), (None, 0.01), (600, 600)], ids=str)
 def test_two_models_in_a_row_never_wait_for_each_other(sessions, seed, durations):
-    """Each thread feeds the answers of one model to another. Without care, one waits here for rows of one that waits there."""
+    """Each thread feeds the answers of one model to another: one may wait here for rows of one that waits there."""
     transforms = [
         ps.RunInference(Echo(max_batch_size=size, max_batch_duration_secs=duration))
         for size, duration in zip((5, 3), durations, strict=True)
@@ -406,24 +421,18 @@ def test_a_caller_that_waits_elsewhere_cannot_add_here(sessions):
     assert waits_there.all_well() == [answers([1])]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="leaving by one lane throws away the rows of the caller's other lanes, which wait for ever"
-)
 @pytest.mark.parametrize("duration", [None, 600], ids=["", "with a duration"])
 def test_a_caller_with_two_lanes_keeps_one_when_it_closes_the_other(sessions, duration):
     handler = Echo(max_batch_size=8, max_batch_duration_secs=duration)
     session, caller = open_session(sessions, handler), Caller()
     guard = session.join(Caller())  # so that nothing leaves before its time
     one, two = session.join(caller), session.join(caller)
-    two_ticket = two.submit([1, 2])
+    two_ticket = submit(two, [1, 2])
     one.close()
     guard.close()
-    assert Threads(lambda: two.wait(two_ticket)).all_well() == [answers([1, 2])]
+    assert Threads(lambda: two.wait(two_ticket)).all_well(KNOWN_TO_HANG) == [answers([1, 2])]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="leaving by one lane throws away the rows of the caller's other lanes, which wait for ever"
-)
 @pytest.mark.parametrize("shape", ["chain", "flatten"])
 def test_one_model_twice_in_a_pipeline(shape):
     p = ps.Pipeline(workers=0)
@@ -432,7 +441,7 @@ def test_one_model_twice_in_a_pipeline(shape):
         made = rows | "a" >> infer_m() | "b" >> infer_m()
     else:
         made = (rows | "a" >> ps.Map(abs), rows | "b" >> ps.Map(abs)) | ps.Flatten() | infer_m()
-    (got,) = Threads(made.collect).all_well()
+    (got,) = Threads(made.collect).all_well(KNOWN_TO_HANG)
     assert len(got) == (25 if shape == "chain" else 50)
 
 
@@ -453,8 +462,8 @@ def infer_m():
 def test_rows_of_a_caller_that_leaves_are_not_run(sessions):
     handler = Echo(max_batch_size=8)
     _, (gone, kept) = joined(open_session(sessions, handler), 2)
-    gone.submit(["a", "b"])
-    ticket = kept.submit([1])
+    submit(gone, ["a", "b"])
+    ticket = submit(kept, [1])
     gone.close()
     assert Threads(lambda: kept.wait(ticket)).all_well() == [answers([1])]
     assert handler.batches == [[1]]
@@ -471,7 +480,7 @@ def test_a_caller_may_leave_while_its_rows_are_run(sessions):
 
     handler = Slow(max_batch_size=2)
     _, (gone, kept) = joined(open_session(sessions, handler), 2)
-    gone.submit(["a"])
+    submit(gone, ["a"])
     threads = Threads(lambda: ask(kept, [1]))
     assert running.wait(PATIENCE)
     gone.close()
@@ -504,7 +513,7 @@ def test_streams_that_abort_midway_do_not_disturb_others(sessions):
     for n in (0, 2, 4):
         assert results[n] == answers((n, number) for number in range(40))
     assert session._batcher.waiting == 0
-    assert session._callers == set() or not session._callers
+    assert Threads(lambda: ask_and_leave(session.join(Caller()), ["last"])).all_well() == [answers(["last"])]
 
 
 def test_rows_in_flight_are_bounded(sessions):
@@ -565,7 +574,7 @@ class Crowd(Echo):
 def test_as_many_batches_run_at_once_as_the_handler_allows(sessions, duration):
     handler = Crowd(3, 3, max_batch_size=1, max_batch_duration_secs=duration)
     _, lanes = joined(open_session(sessions, handler), 3)
-    Threads(*[lambda lane=lane: ask(lane, [1]) for lane in lanes]).all_well()
+    Threads(*[lambda lane=lane: ask_and_leave(lane, [1]) for lane in lanes]).all_well()
     assert handler.most == 3
 
 
@@ -573,12 +582,12 @@ def test_as_many_batches_run_at_once_as_the_handler_allows(sessions, duration):
 def test_one_batch_runs_at_a_time_unless_the_handler_says_otherwise(sessions, duration):
     handler = Crowd(1, 1, max_batch_size=2, max_batch_duration_secs=duration)
     _, lanes = joined(open_session(sessions, handler), 6)
-    got = Threads(*[lambda lane=lane: [ask(lane, [n, n, n]) for n in range(20)] for lane in lanes]).all_well()
-    assert got == [[[n, n, n] for n in range(20)]] * 6
+    blocks = [[n, n, n] for n in range(20)]
+    got = Threads(*[lambda lane=lane: ask_and_leave(lane, *blocks) for lane in lanes]).all_well()
+    assert got == [[row for block in blocks for row in block]] * 6
     assert handler.most == 1
 
 
-@pytest.mark.xfail(strict=True, reason="max_concurrent_batches() is taken as it is: 0 hangs")
 def test_no_batch_at_all_is_refused():
     with pytest.raises(UsageError, match="max_concurrent_batches"):
         Sessions(Metrics()).open("step", ps.RunInference(Crowd(0, 1)))
@@ -597,7 +606,7 @@ def test_weights(sessions):
 def test_weights_across_callers(sessions):
     handler = Echo(max_batch_size=10, max_batch_weight=4, element_size_fn=len)
     _, lanes = joined(open_session(sessions, handler), 3)
-    got = Threads(*[lambda lane=lane: ask(lane, ["x", "xx"], weights=[1, 2]) for lane in lanes]).all_well()
+    got = Threads(*[lambda lane=lane: ask_and_leave(lane, ["x", "xx"], weights=[1, 2]) for lane in lanes]).all_well()
     assert got == [answers(["x", "xx"])] * 3
     assert all(sum(map(len, batch)) <= 4 for batch in handler.batches)
 
@@ -608,7 +617,6 @@ def test_an_element_size_fn_that_raises_names_the_row(sessions):
         everything(stream_of(sessions, handler), ["x", 7])
 
 
-@pytest.mark.xfail(strict=True, reason="a weight that is no number fails in the batcher, as a TypeError of Penstock's")
 @pytest.mark.parametrize("weight", [None, "1"])
 def test_an_element_size_fn_that_returns_no_number_is_an_error_of_the_step(sessions, weight):
     handler = Echo(max_batch_weight=4, element_size_fn=lambda row: weight)
@@ -620,17 +628,15 @@ def test_only_rows_with_equal_arguments_share_a_batch(sessions):
     handler = Echo(max_batch_size=8)
     _, lanes = joined(open_session(sessions, handler), 5)
     args = [None, {"top": 1}, {"top": 2}, {"top": 1}, None]
-    tickets = [lane.submit([n], args[n]) for n, lane in enumerate(lanes)]
-    got = Threads(*[lambda n=n: lanes[n].wait(tickets[n]) for n in range(5)]).all_well()
+    got = Threads(*[lambda n=n: ask_and_leave(lanes[n], [n], args=args[n]) for n in range(5)]).all_well()
     assert got == [answers([n]) for n in range(5)]
-    assert sorted(zip(map(str, handler.args), handler.batches, strict=True)) == [
+    assert sorted((str(args), sorted(batch)) for args, batch in zip(handler.args, handler.batches, strict=True)) == [
         ("None", [0, 4]),
         ("{'top': 1}", [1, 3]),
         ("{'top': 2}", [2]),
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="arguments are compared by their repr, which leaves out the middle of large arrays")
 def test_arguments_that_only_look_alike_do_not_share_a_batch(sessions):
     class Adds(Echo):
         def run_inference(self, batch, model, inference_args=None):
@@ -640,8 +646,11 @@ def test_arguments_that_only_look_alike_do_not_share_a_batch(sessions):
     ones[2500] = 1
     assert repr(zeros) == repr(ones)
     _, (one, two) = joined(open_session(sessions, Adds(max_batch_size=8)), 2)
-    tickets = one.submit([0.0], {"bias": zeros}), two.submit([0.0], {"bias": ones})
-    got = Threads(lambda: one.wait(tickets[0]), lambda: two.wait(tickets[1])).all_well()
+    work = [
+        lambda lane=lane, bias=bias: ask_and_leave(lane, [0.0], args={"bias": bias})
+        for lane, bias in ((one, zeros), (two, ones))
+    ]
+    got = Threads(*work).all_well()
     assert got == [[0.0], [1.0]]
 
 
@@ -725,13 +734,12 @@ def test_the_number_of_answers_is_checked(sessions, function, count):
     assert len(handler.batches) == 1, "no single row is to blame, so none is looked for"
 
 
-@pytest.mark.xfail(strict=True, reason="examples are counted after the call: a handler that uses its batch up is blamed")
 @pytest.mark.parametrize("callers", [1, 2])
 def test_a_handler_may_use_up_its_batch(sessions, callers):
     handler = Returns(lambda batch: [2 * batch.pop(0) for _ in range(len(batch))], max_batch_size=4)
     _, lanes = joined(open_session(sessions, handler), callers)
     rows = list(range(4 // callers))
-    got = Threads(*[lambda lane=lane: ask(lane, list(rows)) for lane in lanes]).all_well()
+    got = Threads(*[lambda lane=lane: ask_and_leave(lane, list(rows)) for lane in lanes]).all_well()
     assert got == [[2 * row for row in rows]] * callers
 
 
@@ -781,8 +789,8 @@ def test_rows_that_fail_only_together(sessions):
 def test_an_error_is_told_to_those_in_the_batch_and_no_others(sessions):
     handler = Picky(lambda batch: "bad" in batch, max_batch_size=2)
     _, lanes = joined(open_session(sessions, handler), 4)
-    lanes[0].submit(["good"])
-    tickets = [lanes[1].submit(["bad"]), lanes[2].submit(["fine"]), lanes[3].submit(["well"])]
+    submit(lanes[0], ["good"])
+    tickets = [submit(lanes[1], ["bad"]), submit(lanes[2], ["fine"]), submit(lanes[3], ["well"])]
     with pytest.raises(StepError, match="row: 'bad'"):
         lanes[1].wait(tickets[0])
     assert lanes[2].wait(tickets[1]) == answers(["fine"])
@@ -796,19 +804,19 @@ def test_other_rows_of_a_caller_that_failed_go_with_it(sessions):
     handler = Picky(lambda batch: "bad" in batch, max_batch_size=2)
     session = open_session(sessions, handler)
     lane = session.join(Caller())
-    ticket = lane.submit(["bad", 1, 2])
+    ticket = submit(lane, ["bad", 1, 2])
     with pytest.raises(StepError):
         lane.wait(ticket)
     lane.close()
     assert session._batcher.waiting == 0
 
 
-def test_a_penstock_error_of_a_handler_is_passed_on(sessions):
-    for error in (UsageError, ps.errors.TransientError if hasattr(ps, "errors") else UsageError):
-        handler = Picky(lambda batch: True, error=error, max_batch_size=4)
-        with pytest.raises(error, match="batch of 4"):
-            ask(Sessions(Metrics()).open("step", ps.RunInference(handler)).join(Caller()), [1, 2, 3, 4])
-        assert len(handler.batches) == 1
+@pytest.mark.parametrize("error", [UsageError, TransientError])
+def test_a_penstock_error_of_a_handler_is_passed_on(sessions, error):
+    handler = Picky(lambda batch: True, error=error, max_batch_size=4)
+    with pytest.raises(error, match="batch of 4"):
+        ask(open_session(sessions, handler).join(Caller()), [1, 2, 3, 4])
+    assert len(handler.batches) == 1
 
 
 @pytest.mark.parametrize("duration", [None, 600], ids=["", "with a duration"])
@@ -828,13 +836,12 @@ def test_keyboard_interrupt_ends_its_own_thread_and_nobody_waits_for_it(sessions
     waits = Threads(lambda: ask(one, ["good"]))
     until_waiting(sessions, first)
     with pytest.raises(KeyboardInterrupt):
-        two.submit(["bad"])
+        submit(two, ["bad"])
     assert isinstance(waits.join().errors[0], PenstockError)
     two.close()
     assert Threads(lambda: ask(one, ["good"])).all_well() == [answers(["good"])]
 
 
-@pytest.mark.xfail(strict=True, reason="the session's thread ends with the error, and later rows wait for ever")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("trouble", ["KeyboardInterrupt", "get_num_bytes"])
 def test_nothing_ends_the_sessions_own_thread(sessions, trouble):
@@ -850,10 +857,9 @@ def test_nothing_ends_the_sessions_own_thread(sessions, trouble):
     handler = Fails(refuses, error=KeyboardInterrupt, max_batch_size=1, max_batch_duration_secs=600)
     lane = open_session(sessions, handler).join(Caller())
     Threads(lambda: ask(lane, ["bad"])).join()
-    assert Threads(lambda: ask(lane, ["good"])).all_well() == [answers(["good"])]
+    assert Threads(lambda: ask(lane, ["good"])).all_well(KNOWN_TO_HANG) == [answers(["good"])]
 
 
-@pytest.mark.xfail(strict=True, reason="a batch whose size cannot be measured fails, after the model has answered")
 def test_rows_that_cannot_be_pickled_are_answered(sessions):
     rows = [threading.Lock(), (x for x in [1])]
     lane = open_session(sessions, Echo(max_batch_size=2)).join(Caller())
@@ -987,8 +993,8 @@ class InferenceRun:
 def test_tables_of_several_callers_are_joined_to_batches(sessions):
     handler = Columns(max_batch_size=6)
     _, lanes = joined(open_session(sessions, handler), 3)
-    got = Threads(*[lambda n=n: ask(lanes[n], table_of(10 * n, 10 * n + 4)) for n in range(3)]).all_well()
-    assert [made["inference"].to_pylist() for made in got] == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
+    got = Threads(*[lambda n=n: ask_and_leave(lanes[n], table_of(10 * n, 10 * n + 4)) for n in range(3)]).all_well()
+    assert [[row["inference"] for row in made] for made in got] == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
     assert [each.num_rows for each in handler.tables] == [6, 6]
 
 
@@ -1002,10 +1008,10 @@ def test_tables_with_other_columns_do_not_share_a_batch(sessions):
         table_of(8, 10, text="u"),
     ]
     _, lanes = joined(open_session(sessions, handler), len(tables))
-    got = Threads(*[lambda n=n: ask(lanes[n], tables[n]) for n in range(len(tables))]).all_well()
+    got = Threads(*[lambda n=n: ask_and_leave(lanes[n], tables[n]) for n in range(len(tables))]).all_well()
     for made, table in zip(got, tables, strict=True):
-        assert made.column_names == [*table.column_names, "inference", "model_id"]
-        assert made["inference"].to_pylist() == [x + 1 for x in table["x"].to_pylist()]
+        assert [list(row) for row in made] == [[*table.column_names, "inference", "model_id"]] * 2
+        assert [row["inference"] for row in made] == [x + 1 for x in table["x"].to_pylist()]
     assert Counter(each.num_rows for each in handler.tables) == {2: 3, 4: 1}
 
 
@@ -1048,9 +1054,6 @@ def test_the_guilty_row_of_a_table_is_found(sessions):
         InferenceRun(sessions, Columns(make, max_batch_size=8)).tables(table_of(0, 8, text="t"))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="pieces of another type do not make a column: a raw ArrowTypeError, a None in a batch is enough"
-)
 def test_a_batch_whose_answers_are_all_missing(sessions):
     def make(table):
         return [None if x < 2 else x / 2 for x in table["x"].to_pylist()]
@@ -1059,7 +1062,6 @@ def test_a_batch_whose_answers_are_all_missing(sessions):
     assert got["inference"].to_pylist() == [None, None, 1.0, 1.5]
 
 
-@pytest.mark.xfail(strict=True, reason="pieces of another type do not make a column: a raw ArrowTypeError")
 def test_answers_that_make_no_column_are_an_error_of_the_step(sessions):
     def make(table):
         return ["text"] * 2 if 0 in table["x"].to_pylist() else [1, 2]

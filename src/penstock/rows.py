@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,6 +28,16 @@ def map_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list
     if len(done) < len(rows):  # map() takes a StopIteration from the function for its own end
         raise row_error(step, rows[len(done)], StopIteration("raised by the step's function"))
     return done
+
+
+def weigh_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[int]:
+    """The weights of rows, each a number of at least 0."""
+    step = f"{step} (element_size_fn)"
+    weights = map_rows(function, rows, step)
+    for row, weight in zip(rows, weights, strict=True):
+        if not isinstance(weight, numbers.Real) or not float(weight) >= 0:
+            raise row_error(step, row, TypeError(f"returned {weight!r}; expected a number of at least 0"))
+    return weights
 
 
 def row_error(step: str, row: Any, exc: BaseException) -> StepError:

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.errors import UsageError
 
 DEFAULT_SIZE = 32
+LONGEST_WAIT = 86_400  # seconds
 
 # What Beam's BatchElements can be told besides limits: how it searches for a size. Nothing here needs telling.
 _TUNING_OF_BEAM = {"target_batch_overhead", "target_batch_duration_secs", "variance", "clock", "record_metrics"}
@@ -32,8 +33,10 @@ class BatchLimits:
             raise UsageError("max_batch_weight needs element_size_fn: a function that gives the weight of one row")
         if self.weigh is not None and not callable(self.weigh):
             raise UsageError(f"element_size_fn={self.weigh!r}: expected a function of one row")
-        if self.max_wait is not None and not (isinstance(self.max_wait, (int, float)) and self.max_wait >= 0):
-            raise UsageError(f"max_batch_duration_secs={self.max_wait!r}: expected seconds, 0 or more")
+        if self.max_wait is not None and not (
+            isinstance(self.max_wait, (int, float)) and 0 <= self.max_wait <= LONGEST_WAIT
+        ):
+            raise UsageError(f"max_batch_duration_secs={self.max_wait!r}: expected seconds, from 0 to {LONGEST_WAIT}")
 
     @classmethod
     def of(cls, kwargs: Mapping[str, Any]) -> BatchLimits:

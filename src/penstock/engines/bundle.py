@@ -16,7 +16,8 @@ from penstock.blocks import Block, is_table, row_count
 from penstock.engines.operators import Emit, InferenceOperator, Operator, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, OutputError, PenstockError, StepError, TransientError
-from penstock.inference.session import Caller, Sessions
+from penstock.inference.session import Sessions
+from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
 from penstock.io.source import Read, Source
 from penstock.observe.result import StepCount

@@ -13,13 +13,14 @@ from typing import Any, TypeAlias
 from penstock.batching.batcher import Batcher, Entry, Span
 from penstock.blocks import Block, Pacer, is_table, join, row_count, rows_of, slice_rows
 from penstock.errors import PenstockError, StepError
-from penstock.inference.session import Caller, Sessions
+from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
+from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, Map, MapBatches, ParDo, TaggedOutput
-from penstock.rows import map_rows, row_error, safe_str, shorten
+from penstock.rows import map_rows, row_error, safe_str, shorten, weigh_rows
 
 Emit: TypeAlias = Callable[[Block], None]
 
@@ -152,7 +153,7 @@ class MapBatchesOperator(Operator):
             made = self._fn(list(batch) if isinstance(batch, list) else batch)
             if made is None:
                 raise TypeError("the function returned None; expected a list of rows or a pyarrow.Table")
-            made = made if _is_arrow(made) else list(made)
+            made = _as_table(made) if _is_arrow(made) else list(made)
         except Exception as exc:
             first = shorten(rows_of(slice_rows(batch, 0, 1))[0])
             raise StepError(
@@ -176,6 +177,12 @@ class MapBatchesOperator(Operator):
 
 def _is_arrow(made: Any) -> bool:
     return type(made).__module__.startswith("pyarrow") and hasattr(made, "num_rows")
+
+
+def _as_table(made: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([made]) if isinstance(made, pa.RecordBatch) else made
 
 
 class ParDoOperator(Operator):
@@ -275,7 +282,7 @@ class BatchElementsOperator(Operator):
         self.count.rows_in += len(rows)
         weights = None
         if self._limits.weigh is not None:
-            weights = map_rows(self._limits.weigh, rows, f"{self.label} (element_size_fn)")
+            weights = weigh_rows(self._limits.weigh, rows, self.label)
         self._batcher.add(Entry(rows, len(rows), weights=weights), 0.0)
         self._emit_batches(flush=False)
 

@@ -22,6 +22,7 @@ from penstock.pipeline.transforms import BatchElements, Flatten, MapBatches, Res
 
 Path: TypeAlias = tuple[int, ...]
 MAX_COPIES = 64  # of one step, behind Flattens
+MAX_DEPTH = 100  # steps in a row: each calls the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class _Planner:
         self.fed_stages: dict[Any, Stage] = {}  # by what leads into them
         self.unplanned: list[tuple[Stage, PCollection[Any], list[tuple[Node, int]]]] = []
         self.copies: dict[int, int] = {}
+        self.depth = 0
 
     def plan(self) -> Plan:
         for node in self.graph.nodes:
@@ -101,7 +103,7 @@ class _Planner:
             stage, pcoll, consumers = self.unplanned.pop(0)
             root = Step(pcoll.producer.label, None)
             root.next[MAIN] = self._consume(stage, consumers, ())
-            if isinstance(pcoll.producer.transform, Reshuffle):
+            if self.fed_stages.get(pcoll.producer) is stage:  # the rows of a Reshuffle begin here
                 root.next[MAIN] += self._collected(pcoll, ())
             stage.roots.append(root)
         sinks = {node.index: node for node in self.graph.nodes if isinstance(node.transform, Write)}
@@ -118,16 +120,25 @@ class _Planner:
         self.stages.append(stage)
         return stage
 
-    def _grow(self, stage: Stage, node: Node, path: Path) -> Step:
+    def _count_copy(self, node: Node) -> None:
         self.copies[node.index] = self.copies.get(node.index, 0) + 1
         if self.copies[node.index] > MAX_COPIES:
             raise GraphError(
                 f"step {node.label!r} can be reached in more than {MAX_COPIES} ways through Flatten: "
                 "put ps.Reshuffle() after a Flatten, which joins the ways"
             )
+
+    def _grow(self, stage: Stage, node: Node, path: Path) -> Step:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise GraphError(
+                f"step {node.label!r} is the {self.depth}th of a row of steps; at most {MAX_DEPTH} can run together: "
+                "put ps.Reshuffle() between some of them, or several functions into one step"
+            )
         step = Step(node.label, node.transform)
         for tag, pcoll in node.outputs.items():
             step.next[tag] = self._after(stage, pcoll, path)
+        self.depth -= 1
         return step
 
     def _after(self, stage: Stage, pcoll: PCollection[Any], path: Path) -> list[Step | Outlet]:
@@ -143,6 +154,7 @@ class _Planner:
     def _consume(self, stage: Stage, consumers: list[tuple[Node, int]], path: Path) -> list[Step | Outlet]:
         found: list[Step | Outlet] = []
         for node, position in consumers:
+            self._count_copy(node)
             if isinstance(node.transform, Flatten):
                 found += self._after(stage, node.outputs[MAIN], (position, *path))
             elif isinstance(node.transform, Reshuffle):

@@ -22,13 +22,12 @@ def with_answers(table: Any, pieces: list[tuple[int, Any]], model_id: str | None
     """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts."""
     import pyarrow as pa
 
-    chunks: list[Any] = []
-    for _, piece in sorted(pieces, key=lambda item: item[0]):
-        chunks.extend(piece.chunks if isinstance(piece, pa.ChunkedArray) else [piece])
+    tables = [pa.table({"inference": piece}) for _, piece in sorted(pieces, key=lambda item: item[0])]
+    answers = pa.concat_tables(tables, promote_options="permissive").column(0)  # a piece may be all null, or all whole
     ids = pa.DictionaryArray.from_arrays(
         pa.repeat(pa.scalar(0, pa.int32()), table.num_rows), pa.array([model_id], pa.string())
     )
-    answered = _replace(_replace(table, "inference", pa.chunked_array(chunks)), "model_id", ids)
+    answered = _replace(_replace(table, "inference", answers), "model_id", ids)
     return answered.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from penstock.blocks import byte_size
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return 1
 
     def get_num_bytes(self, batch: Sequence[ExampleT]) -> int:
-        """The size of a batch, for the metric inference_request_batch_byte_size, which samples it."""
-        return len(pickle.dumps(batch))
+        """About how many bytes a batch holds, for the metric inference_request_batch_byte_size, which samples it."""
+        return byte_size(list(batch))
 
     def get_metrics_namespace(self) -> str:
         """The namespace of this handler's metrics."""

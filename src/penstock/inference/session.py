@@ -12,19 +12,20 @@ thread of the session runs all batches, because only a thread of its own can kee
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.batching.batcher import Batcher, Entry, Span
 from penstock.blocks import Block, is_table, join, row_count, slice_rows
-from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
-from penstock.inference.columns import as_column, with_answers
+from penstock.errors import PenstockError, StepError, UsageError
+from penstock.inference.columns import with_answers
+from penstock.inference.model import ModelCopy
+from penstock.inference.ticket import Caller, Request, Ticket, group_of, settle
 from penstock.inference.transform import RunInference
-from penstock.models.loading import LoadedModel, load
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
-from penstock.rows import row_error, safe_str, shorten
+from penstock.rows import safe_str
 
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
@@ -37,47 +38,6 @@ METRICS = (
     "load_model_latency_milli_secs",
     "model_byte_size",
 )
-
-
-class Ticket:
-    """Rows on their way through a model. The answers are there when `missing` is 0; `error` when they will never be."""
-
-    __slots__ = ("answers", "block", "error", "missing", "pieces")
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.missing = row_count(block)
-        self.error: PenstockError | None = None
-        self.answers: list[Any] = [] if is_table(block) else [None] * self.missing
-        self.pieces: list[tuple[int, Any]] = []  # of a table: where a piece starts, and its answers
-
-    @property
-    def settled(self) -> bool:
-        return not self.missing or self.error is not None
-
-    def fill(self, start: int, stop: int, answers: Any) -> None:
-        if is_table(self.block):
-            self.pieces.append((start, answers))
-        else:
-            self.answers[start:stop] = answers
-        self.missing -= stop - start
-
-
-class _Request(NamedTuple):
-    """What the batcher carries for a caller."""
-
-    ticket: Ticket
-    args: Any
-    caller: Caller
-
-
-class Caller:
-    """One bundle that is running in this process, whichever sessions it submits to."""
-
-    __slots__ = ("waiting",)
-
-    def __init__(self) -> None:
-        self.waiting = False  # it waits for answers, so it cannot submit
 
 
 class Sessions:
@@ -121,13 +81,12 @@ class InferenceSession:
         self.handler = transform.path.model_handler
         self._owner = owner
         self._changed = owner.changed
-        self._batcher: Batcher[_Request] = Batcher(transform.limits)
-        self._callers: set[Caller] = set()
+        self._model = ModelCopy(step, self.handler)
+        self._batcher: Batcher[Request] = Batcher(transform.limits)
+        self._lanes: set[Lane] = set()
         self._running = 0
-        self._limit = self.handler.max_concurrent_batches()
+        self._limit = _checked_limit(self.handler.max_concurrent_batches())
         self._keys = {name: MetricKey(step, transform.metrics_namespace, name) for name in METRICS}
-        self._loading = threading.Lock()
-        self._loaded: LoadedModel | None = None
         self._closed = False
         self._sizes, self._latencies = Distribution(), Distribution()
         self._threads: list[threading.Thread] = []
@@ -138,9 +97,10 @@ class InferenceSession:
 
     def join(self, caller: Caller) -> Lane:
         """A bundle's own way in, until it closes it."""
+        lane = Lane(self, caller)
         with self._changed:
-            self._callers.add(caller)
-        return Lane(self, caller)
+            self._lanes.add(lane)
+        return lane
 
     def close(self, *, wait: bool = True) -> None:
         with self._changed:
@@ -151,12 +111,11 @@ class InferenceSession:
 
     # The callers' side.
 
-    def submit(self, request: _Request, weights: list[int] | None, alone: bool) -> None:
+    def submit(self, request: Request, weights: list[int] | None, alone: bool) -> None:
         """Add rows, and run on this thread the batches that they complete."""
         self._load()
-        ticket = request.ticket
-        group = _group(ticket.block, request.args)
-        entry = Entry(request, ticket.missing, weights=weights, group=group, alone=alone)
+        group = group_of(request.ticket.block, request.args)
+        entry = Entry(request, request.ticket.missing, weights=weights, group=group, alone=alone)
         with self._changed:
             self._batcher.add(entry, time.monotonic())
             if self._threads:
@@ -171,7 +130,7 @@ class InferenceSession:
     def wait(self, ticket: Ticket, caller: Caller) -> None:
         """Until the ticket is settled; meanwhile run what no caller can add to."""
         with self._changed:
-            caller.waiting = True
+            caller.waits_for = ticket
             self._changed.notify_all()
             try:
                 while not ticket.settled:
@@ -181,21 +140,21 @@ class InferenceSession:
                     else:
                         self._run(spans)
             finally:
-                caller.waiting = False
+                caller.waits_for = None
 
-    def leave(self, caller: Caller) -> None:
-        """No more rows come from this caller; what it left behind, it does not want."""
+    def leave(self, lane: Lane) -> None:
+        """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
-            self._callers.discard(caller)
-            self._batcher.discard(lambda request: request.caller is caller)
+            self._lanes.discard(lane)
+            self._batcher.discard(lambda request: request.lane is lane)
             self._changed.notify_all()
 
     # Deciding and running. The lock is held, except while the model runs.
 
-    def _take(self) -> list[Span[_Request]] | None:
+    def _take(self) -> list[Span[Request]] | None:
         if self._running >= self._limit:
             return None
-        nobody_can_add = all(caller.waiting for caller in self._callers)
+        nobody_can_add = all(lane.caller.waiting for lane in self._lanes)
         return self._batcher.take(time.monotonic(), flush=nobody_can_add)
 
     def _serve(self) -> None:
@@ -209,110 +168,48 @@ class InferenceSession:
                 else:
                     self._run(spans)
 
-    def _run(self, spans: list[Span[_Request]]) -> None:
+    def _run(self, spans: list[Span[Request]]) -> None:
         error: PenstockError | None = None
         answers: Any = None
         self._running += 1
         self._changed.release()
         try:
             batch = join([slice_rows(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
-            args = spans[0].entry.item.args
             started = time.perf_counter()
-            answers = self._answers(batch, args)
+            answers = self._model.answers(batch, spans[0].entry.item.args)
             seconds = time.perf_counter() - started
         except PenstockError as exc:
             error = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
             error = StepError(f"step {self.step!r}: {type(exc).__name__} in run_inference(): {safe_str(exc)}")
-            if isinstance(exc, KeyboardInterrupt):
-                raise
+            if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C
         finally:
             self._changed.acquire()
             self._running -= 1
-            _settle(spans, answers, error)
+            settle(spans, answers, error)
             self._changed.notify_all()
         if error is None:
             self._record_batch(batch, seconds)
         else:
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
-    def _answers(self, batch: Block, args: Any) -> Any:
-        try:
-            return self._call(batch, args)
-        except (PredictionCountError, UsageError, EngineError):
-            raise  # no single row is to blame
-        except Exception as exc:
-            raised = exc
-        found = self._find_guilty(batch, args, raised)
-        if found is not None:
-            row, own = found
-            raise row_error(self.step, row, own) from own
-        raise StepError(
-            f"step {self.step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
-            f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
-        ) from raised
-
-    def _call(self, batch: Block, args: Any) -> Any:
-        """One call of the model: a list, or for a table an Arrow array, of exactly one answer per row."""
-        assert self._loaded is not None
-        if is_table(batch):
-            answers = as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
-        else:
-            answers = self.handler.run_inference(batch, self._loaded.model, args)
-            if type(answers) is not list:
-                answers = list(answers)
-        if len(answers) != row_count(batch):
-            raise PredictionCountError(
-                f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {row_count(batch)} examples; "
-                "it must return one per example, in the same order"
-            )
-        return answers
-
-    def _find_guilty(self, batch: Block, args: Any, exc: Exception) -> tuple[Any, Exception] | None:
-        """Halve a batch that raised until one row is left that fails alone: that row, and its own error."""
-        low, high = 0, row_count(batch)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if (raised := self._raised_by(slice_rows(batch, low, middle), args)) is None:
-                low = middle  # the trouble is in the other half
-            else:
-                high, exc = middle, raised
-        alone = exc if row_count(batch) == 1 else self._raised_by(slice_rows(batch, low, high), args)
-        return None if alone is None else (_row(batch, low), alone)
-
-    def _raised_by(self, batch: Block, args: Any) -> Exception | None:
-        try:
-            self._call(batch, args)
-        except Exception as exc:
-            return exc
-        return None
-
-    # The model, and what is measured.
+    # What is measured.
 
     def _load(self) -> None:
-        if self._loaded is not None:
-            return
-        with self._loading:
-            if self._loaded is not None:
-                return
-            try:
-                loaded = load(self.handler.load_model, self.handler._env_vars)
-            except PenstockError:
-                raise
-            except Exception as exc:
-                what = f"{type(self.handler).__name__}.load_model() raised {type(exc).__name__}: {safe_str(exc)}"
-                raise ModelLoadError(f"step {self.step!r}: {what}") from exc
+        loaded = self._model.load()
+        if loaded is not None:
             with self._changed:
                 self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
                 self._owner.metrics.record(self._keys["model_byte_size"], loaded.bytes)
-            self._loaded = loaded
 
     def _record_batch(self, batch: Block, seconds: float) -> None:
         self._sizes.record(row_count(batch))
         self._latencies.record(seconds * 1e6)
         if self._sizes.count % BYTES_SAMPLED_EVERY == 1:
-            size = batch.nbytes if is_table(batch) else self.handler.get_num_bytes(batch)  # type: ignore
-            self._owner.metrics.record(self._keys["inference_request_batch_byte_size"], size)
+            with contextlib.suppress(Exception):  # a size that cannot be told is no reason to fail
+                size = self.handler.get_num_bytes(batch) if isinstance(batch, list) else batch.nbytes
+                self._owner.metrics.record(self._keys["inference_request_batch_byte_size"], size)
 
     def hand_in_metrics(self) -> None:
         """What is counted for every batch goes to the metrics now and then."""
@@ -325,49 +222,36 @@ class InferenceSession:
 
 
 class Lane:
-    """One bundle's way into a session. Used by one thread, in a `with` block."""
+    """One bundle's way into a session, used by one thread."""
 
     def __init__(self, session: InferenceSession, caller: Caller) -> None:
+        self.caller = caller
         self._session = session
-        self._caller = caller
 
     def submit(self, ticket: Ticket, args: Any = None, *, weights: list[int] | None = None, alone: bool = False) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
-        self._session.submit(_Request(ticket, args, self._caller), weights, alone)
+        self._session.submit(Request(ticket, args, self), weights, alone)
 
     def wait(self, ticket: Ticket) -> Block:
         """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""
         if not ticket.settled:
-            self._session.wait(ticket, self._caller)
+            self._session.wait(ticket, self.caller)
         if ticket.error is not None:
             raise ticket.error
         if not is_table(ticket.block):
             return ticket.answers
-        return with_answers(ticket.block, ticket.pieces, self._session.handler.model_id())
+        try:
+            return with_answers(ticket.block, ticket.pieces, self._session.handler.model_id())
+        except Exception as exc:
+            what = "the answers of several batches make no column"
+            raise StepError(f"step {self._session.step!r}: {what}: {type(exc).__name__}: {safe_str(exc)}") from exc
 
     def close(self) -> None:
         """No more rows come from this bundle."""
-        self._session.leave(self._caller)
+        self._session.leave(self)
 
 
-def _settle(spans: list[Span[_Request]], answers: Any, error: PenstockError | None) -> None:
-    at = 0
-    for entry, start, stop in spans:
-        ticket = entry.item.ticket
-        if error is not None:
-            ticket.error = ticket.error or error
-        elif len(spans) == 1:
-            ticket.fill(start, stop, answers)
-        else:
-            ticket.fill(start, stop, answers[at : at + stop - start])
-        at += stop - start
-
-
-def _group(block: Block, args: Any) -> Hashable:
-    """Rows share a batch when their arguments are equal, and the columns of their tables."""
-    columns = None if isinstance(block, list) else str(block.schema)
-    return (columns, None if args is None else repr(args))
-
-
-def _row(batch: Block, index: int) -> Any:
-    return batch[index] if isinstance(batch, list) else batch.slice(index, 1).to_pylist()[0]
+def _checked_limit(limit: object) -> int:
+    if not isinstance(limit, int) or limit < 1:
+        raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
+    return limit

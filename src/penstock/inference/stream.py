@@ -10,9 +10,10 @@ from typing import Any
 from penstock.blocks import Block, Pacer, is_table, row_count, rows_of
 from penstock.errors import StepError
 from penstock.inference.path import join_keys, through
-from penstock.inference.session import Caller, InferenceSession, Ticket
+from penstock.inference.session import InferenceSession
+from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
-from penstock.rows import map_rows
+from penstock.rows import weigh_rows
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class InferenceStream:
     def _submit(self, block: Block, keys: list[Any] | None, alone: bool = False) -> None:
         weights = None
         if self._weigh is not None and not alone:
-            weights = map_rows(self._weigh, rows_of(block), f"{self._step} (element_size_fn)")
+            weights = weigh_rows(self._weigh, rows_of(block), self._step)
         pending = _Pending(Ticket(block), keys, row_count(block))
         self._pending.append(pending)
         self._in_flight += pending.rows

@@ -12,6 +12,7 @@ company run again alone.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from penstock.engines.bundle import Key
 ATTEMPTS = 4  # of a split, when machinery fails: a death, input or output
 START_ATTEMPTS = 3  # of a pool's workers, in a row, that end by themselves before they are ready
 KILLED_START_ATTEMPTS = 10  # that are killed before they are ready: whoever does that may stop
+LONGEST_PAUSE = 60.0  # seconds before a split is tried again
 QUEUED_BYTES = 128 << 20  # waiting for one stage, before the stages that feed it are held back
 QUEUED_TASKS = 256
 
@@ -112,7 +114,7 @@ class Scheduler:
         self._pools = pools
         self._bundle_attempts = bundle_attempts
         self._workers: dict[int, _Worker] = {}
-        self._failed_starts = dict.fromkeys(pools, 0)
+        self._failed_starts: Counter[tuple[int, bool]] = Counter()  # in a row, by pool and whether they were killed
         self._waiting: list[Task] = []  # until their not_before
         self._next_task = 0
         self._next_worker = 0
@@ -128,7 +130,8 @@ class Scheduler:
 
     def worker_ready(self, worker: int) -> None:
         self._workers[worker].ready = True
-        self._failed_starts[self._workers[worker].pool] = 0
+        pool = self._workers[worker].pool
+        del self._failed_starts[pool, True], self._failed_starts[pool, False]
 
     def task_done(self, worker: int, task: int) -> Task:
         """The task is done; what it made for other stages is added by the caller."""
@@ -144,7 +147,8 @@ class Scheduler:
             failed.errors += 1
             again = failed.errors < self._bundle_attempts
         if again:
-            self._later(failed, now + 0.1 * 4 ** (failed.troubles + failed.errors - 1))
+            tries = min(failed.troubles + failed.errors, 10)
+            self._later(failed, now + min(LONGEST_PAUSE, 0.1 * 4 ** (tries - 1)))
         return again
 
     def worker_died(self, worker: int, now: float) -> Task | None:
@@ -167,8 +171,8 @@ class Scheduler:
         """A worker ended before it was ready. Whether starting another is worth while."""
         self.deaths += 1
         pool = self._workers.pop(worker).pool
-        self._failed_starts[pool] += 1
-        return self._failed_starts[pool] < (KILLED_START_ATTEMPTS if killed else START_ATTEMPTS)
+        self._failed_starts[pool, killed] += 1
+        return self._failed_starts[pool, killed] < (KILLED_START_ATTEMPTS if killed else START_ATTEMPTS)
 
     def is_starting(self, worker: int) -> bool:
         return not self._workers[worker].ready

@@ -1,0 +1,96 @@
+"""One model copy: loaded when it is first needed, called with whole batches, and the row to blame when a call fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from penstock.blocks import Block, row_count, slice_rows
+from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
+from penstock.inference.columns import as_column
+from penstock.inference.handler import ModelHandler
+from penstock.models.loading import LoadedModel, load
+from penstock.rows import row_error, safe_str, shorten
+
+
+class ModelCopy:
+    """A handler and the model that it loaded, in this process."""
+
+    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any]) -> None:
+        self.step = step
+        self.handler = handler
+        self._loading = threading.Lock()
+        self._loaded: LoadedModel | None = None
+
+    def load(self) -> LoadedModel | None:
+        """Load the model, if nobody has; return what that cost. One thread loads, others wait for it."""
+        if self._loaded is not None:
+            return None
+        with self._loading:
+            if self._loaded is not None:
+                return None
+            try:
+                self._loaded = load(self.handler.load_model, self.handler._env_vars)
+            except PenstockError:
+                raise
+            except Exception as exc:
+                what = f"{type(self.handler).__name__}.load_model() raised {type(exc).__name__}: {safe_str(exc)}"
+                raise ModelLoadError(f"step {self.step!r}: {what}") from exc
+            return self._loaded
+
+    def answers(self, batch: Block, args: Any) -> Any:
+        """One answer per row: a list, or for a table an Arrow array. An error names the row that is to blame."""
+        try:
+            return self._call(batch, args)
+        except (PredictionCountError, UsageError, EngineError):
+            raise  # no single row is to blame
+        except Exception as exc:
+            raised = exc
+        found = self._find_guilty(batch, args, raised)
+        if found is not None:
+            row, own = found
+            raise row_error(self.step, row, own) from own
+        raise StepError(
+            f"step {self.step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
+            f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
+        ) from raised
+
+    def _call(self, batch: Block, args: Any) -> Any:
+        assert self._loaded is not None
+        if not isinstance(batch, list):
+            expected = batch.num_rows
+            answers = as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
+        else:
+            expected = len(batch)
+            answers = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
+            if type(answers) is not list:
+                answers = list(answers)
+        if len(answers) != expected:
+            raise PredictionCountError(
+                f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {expected} examples; "
+                "it must return one per example, in the same order"
+            )
+        return answers
+
+    def _find_guilty(self, batch: Block, args: Any, exc: Exception) -> tuple[Any, Exception] | None:
+        """Halve a batch that raised until one row is left that fails alone: that row, and its own error."""
+        low, high = 0, row_count(batch)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (raised := self._raised_by(slice_rows(batch, low, middle), args)) is None:
+                low = middle  # the trouble is in the other half
+            else:
+                high, exc = middle, raised
+        alone = exc if row_count(batch) == 1 else self._raised_by(slice_rows(batch, low, high), args)
+        return None if alone is None else (_row(batch, low), alone)
+
+    def _raised_by(self, batch: Block, args: Any) -> Exception | None:
+        try:
+            self._call(batch, args)
+        except Exception as exc:
+            return exc
+        return None
+
+
+def _row(batch: Block, index: int) -> Any:
+    return batch[index] if isinstance(batch, list) else batch.slice(index, 1).to_pylist()[0]
