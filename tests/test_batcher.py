@@ -277,6 +277,25 @@ def test_discard_forgets_only_what_has_not_left():
     assert batcher.waiting == 0
 
 
+def test_rows_that_have_left_do_not_weigh_after_a_discard():
+    batcher = batcher_of(max_size=10, max_weight=5)
+    batcher.add(Entry("kept", 3, weights=[4, 2, 1]), 0.0)
+    assert taken(batcher) == [("kept", 0, 1)]
+    batcher.discard(lambda item: item == "another")
+    assert taken(batcher) is None
+    assert taken(batcher, flush=True) == [("kept", 1, 3)]
+
+
+def test_the_group_whose_oldest_row_is_oldest_goes_first():
+    batcher = batcher_of(max_size=2)
+    batcher.add(Entry("a", 2, group="g"), 0.0)
+    batcher.add(Entry("b", 1, group="h"), 1.0)
+    batcher.add(Entry("c", 1, group="g"), 2.0)
+    assert taken(batcher, 2.0) == [("a", 0, 2)]
+    assert taken(batcher, 2.0, flush=True) == [("b", 0, 1)]
+    assert taken(batcher, 2.0, flush=True) == [("c", 0, 1)]
+
+
 # Limits.
 
 

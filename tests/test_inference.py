@@ -329,3 +329,15 @@ def test_shared_models_are_not_promised_yet():
 
     with pytest.raises(UsageError, match="large_model and model_copies are not available yet"):
         ps.RunInference(Large())
+
+
+def test_one_identifier_for_two_models_is_refused():
+    p = ps.Pipeline()
+    rows = p | ps.Create([1])
+    same = Adds(max_batch_size=3)
+    a = rows | "a" >> ps.RunInference(same, model_identifier="m")
+    b = a | "b" >> ps.RunInference(same.with_preprocess_fn(lambda r: r.inference), model_identifier="m")
+    assert b.collect()[0].inference == 2001
+    b | "c" >> ps.RunInference(Adds(max_batch_size=4), model_identifier="m")
+    with pytest.raises(UsageError, match="steps 'a' and 'c' have the model_identifier 'm', but their handlers differ"):
+        p.run()

@@ -445,14 +445,15 @@ def test_one_model_twice_in_a_pipeline(shape):
     assert len(got) == (25 if shape == "chain" else 50)
 
 
+class Same(ps.ModelHandler):
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        return list(batch)
+
+
 def infer_m():
-    class Same(ps.ModelHandler):
-        def load_model(self):
-            return None
-
-        def run_inference(self, batch, model, inference_args=None):
-            return list(batch)
-
     return ps.RunInference(Same(max_batch_size=8), model_identifier="m")
 
 
@@ -652,6 +653,13 @@ def test_arguments_that_only_look_alike_do_not_share_a_batch(sessions):
     ]
     got = Threads(*work).all_well()
     assert got == [[0.0], [1.0]]
+
+
+def test_arguments_that_cannot_be_pickled(sessions):
+    handler = Echo()
+    stream = stream_of(sessions, handler, inference_args={"stop": lambda row: False})
+    assert everything(stream, [1, 2]) == answers([1, 2])
+    assert handler.args[0]["stop"](1) is False
 
 
 def test_rows_that_are_batches_already(sessions):

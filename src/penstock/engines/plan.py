@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.errors import GraphError
-from penstock.inference.transform import RunInference
+from penstock.inference.transform import RunInference, check_shared_models
 from penstock.io.sink import Write
 from penstock.io.source import Read
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform
@@ -106,6 +106,7 @@ class _Planner:
             if self.fed_stages.get(pcoll.producer) is stage:  # the rows of a Reshuffle begin here
                 root.next[MAIN] += self._collected(pcoll, ())
             stage.roots.append(root)
+        check_shared_models({n.label: n.transform for n in self.graph.nodes if isinstance(n.transform, RunInference)})
         sinks = {node.index: node for node in self.graph.nodes if isinstance(node.transform, Write)}
         return Plan(self.stages, sinks)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Hashable
 from typing import Any
 
 from penstock.batching.batcher import Batcher, Entry, Span
@@ -22,7 +23,7 @@ from penstock.blocks import Block, is_table, join, row_count, slice_rows
 from penstock.errors import PenstockError, StepError, UsageError
 from penstock.inference.columns import with_answers
 from penstock.inference.model import ModelCopy
-from penstock.inference.ticket import Caller, Request, Ticket, group_of, settle
+from penstock.inference.ticket import Caller, Request, Ticket, identity_of, settle
 from penstock.inference.transform import RunInference
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.rows import safe_str
@@ -111,11 +112,9 @@ class InferenceSession:
 
     # The callers' side.
 
-    def submit(self, request: Request, weights: list[int] | None, alone: bool) -> None:
+    def submit(self, entry: Entry[Request]) -> None:
         """Add rows, and run on this thread the batches that they complete."""
         self._load()
-        group = group_of(request.ticket.block, request.args)
-        entry = Entry(request, request.ticket.missing, weights=weights, group=group, alone=alone)
         with self._changed:
             self._batcher.add(entry, time.monotonic())
             if self._threads:
@@ -178,6 +177,7 @@ class InferenceSession:
             started = time.perf_counter()
             answers = self._model.answers(batch, spans[0].entry.item.args)
             seconds = time.perf_counter() - started
+            size = self._sampled_size(batch)
         except PenstockError as exc:
             error = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
@@ -190,7 +190,7 @@ class InferenceSession:
             settle(spans, answers, error)
             self._changed.notify_all()
         if error is None:
-            self._record_batch(batch, seconds)
+            self._record_batch(row_count(batch), seconds, size)
         else:
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
@@ -203,13 +203,19 @@ class InferenceSession:
                 self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
                 self._owner.metrics.record(self._keys["model_byte_size"], loaded.bytes)
 
-    def _record_batch(self, batch: Block, seconds: float) -> None:
-        self._sizes.record(row_count(batch))
+    def _sampled_size(self, batch: Block) -> int | None:
+        """The bytes of some batches; None for others."""
+        if self._sizes.count % BYTES_SAMPLED_EVERY:
+            return None
+        with contextlib.suppress(Exception):  # a size that cannot be told is no reason to fail
+            return self.handler.get_num_bytes(batch) if isinstance(batch, list) else batch.nbytes
+        return None
+
+    def _record_batch(self, rows: int, seconds: float, size: int | None) -> None:
+        self._sizes.record(rows)
         self._latencies.record(seconds * 1e6)
-        if self._sizes.count % BYTES_SAMPLED_EVERY == 1:
-            with contextlib.suppress(Exception):  # a size that cannot be told is no reason to fail
-                size = self.handler.get_num_bytes(batch) if isinstance(batch, list) else batch.nbytes
-                self._owner.metrics.record(self._keys["inference_request_batch_byte_size"], size)
+        if size is not None:
+            self._owner.metrics.record(self._keys["inference_request_batch_byte_size"], size)
 
     def hand_in_metrics(self) -> None:
         """What is counted for every batch goes to the metrics now and then."""
@@ -227,10 +233,16 @@ class Lane:
     def __init__(self, session: InferenceSession, caller: Caller) -> None:
         self.caller = caller
         self._session = session
+        self._args: Any = None
+        self._args_identity: Hashable = None
 
     def submit(self, ticket: Ticket, args: Any = None, *, weights: list[int] | None = None, alone: bool = False) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
-        self._session.submit(Request(ticket, args, self), weights, alone)
+        if args is not self._args:
+            self._args, self._args_identity = args, identity_of(args)
+        columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
+        group = (columns, self._args_identity)
+        self._session.submit(Entry(Request(ticket, args, self), ticket.missing, weights=weights, group=group, alone=alone))
 
     def wait(self, ticket: Ticket) -> Block:
         """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
 
 from penstock.batching.batcher import Span
 from penstock.blocks import Block, is_table, row_count
@@ -74,7 +75,12 @@ def settle(spans: list[Span[Request]], answers: Any, error: PenstockError | None
         at += stop - start
 
 
-def group_of(block: Block, args: Any) -> Hashable:
-    """Rows share a batch when their arguments are equal, and the columns of their tables."""
-    columns = None if isinstance(block, list) else str(block.schema)
-    return (columns, None if args is None else pickle.dumps(args, protocol=5))
+def identity_of(args: Any) -> Hashable:
+    """Equal for arguments that are equal: rows share a batch only if theirs are."""
+    if args is None:
+        return None
+    try:
+        identity: bytes = cloudpickle.dumps(args, protocol=5)
+    except Exception:
+        return id(args)
+    return identity

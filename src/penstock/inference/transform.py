@@ -56,3 +56,26 @@ class RunInference(PTransform[PCollection[T], PCollection[U]]):
 
     def default_label(self) -> str:
         return f"RunInference({type(self.path.model_handler).__name__})"
+
+
+def check_shared_models(steps: Mapping[str, RunInference[Any, Any]]) -> None:
+    """Steps with one model_identifier share one model, so they must describe the same one."""
+    first: dict[str, str] = {}
+    for label, step in steps.items():
+        if step.model_identifier is None:
+            continue
+        other = first.setdefault(step.model_identifier, label)
+        if not _same_model(steps[other].path.model_handler, step.path.model_handler):
+            raise UsageError(
+                f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
+                "differ; give both the same handler, or each an identifier of its own"
+            )
+
+
+def _same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:
+    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching"}  # these are each step's own
+    settings = [{k: v for k, v in vars(handler).items() if k not in around} for handler in (one, other)]
+    try:
+        return type(one) is type(other) and bool(settings[0] == settings[1])
+    except ValueError:  # arrays do not compare to a single truth
+        return False

@@ -49,17 +49,22 @@ class Channel:
     def receive(self) -> tuple[Any, list[int]]:
         """Wait for a message. The descriptors are the caller's to close. Raises EOFError when the peer is gone."""
         header, fds, _, _ = socket.recv_fds(self.sock, _HEADER.size, _MAX_FDS)
-        header += self._read(_HEADER.size - len(header)) if header else b""
         if not header:
             raise EOFError("the other side is gone")
-        size, expected, in_file = _HEADER.unpack(header)
-        data = self._read(size)
-        if len(fds) != expected:
-            raise EOFError(f"{len(fds)} of {expected} file descriptors arrived: too many open files?")
-        if in_file:
-            data = read_all(fds[-1], 0, os.fstat(fds[-1]).st_size)
-            os.close(fds.pop())
-        return pickle.loads(data), fds
+        try:
+            header += self._read(_HEADER.size - len(header))
+            size, expected, in_file = _HEADER.unpack(header)
+            data = self._read(size)
+            if len(fds) != expected:
+                raise EOFError(f"{len(fds)} of {expected} file descriptors arrived: too many open files?")
+            if in_file:
+                data = read_all(fds[-1], 0, os.fstat(fds[-1]).st_size)
+                os.close(fds.pop())
+            return pickle.loads(data), fds
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
 
     def close(self) -> None:
         self.sock.close()

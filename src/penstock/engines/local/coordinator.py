@@ -21,12 +21,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import cloudpickle
-
 from penstock.blocks import rows_of
 from penstock.engines.bundle import Key
 from penstock.engines.local.inline import FailedHere
-from penstock.engines.local.parcel import Chunk
+from penstock.engines.local.parcel import Chunk, dump_rows
 from penstock.engines.local.processes import describe_exit
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
 from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
@@ -121,7 +119,7 @@ class Coordinator:
         split = None
         if chunk is None:
             try:
-                split = cloudpickle.dumps(task.payload, protocol=5)
+                split = dump_rows(task.payload)
             except Exception as exc:
                 raise NotShippableError(
                     f"step {self._plan.stages[task.stage].roots[task.root].label!r}: rows cannot be sent to a worker "

@@ -7,13 +7,16 @@ has few splits, chunks start small and grow, so that few rows are shared out amo
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import cloudpickle
 
 from penstock.blocks import Block, byte_size, row_count, slice_rows
 from penstock.engines.local.channel import INLINE_BYTES, anonymous_file, read_all, write_all
@@ -188,13 +191,39 @@ class PackedShipment:
 
 _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
 _PICKLED, _ARROW = 0, 1
-ALIGNMENT = 64  # of every buffer: some frameworks refuse arrays that lie askew
+ALIGNMENT = 64  # of every buffer in a chunk: arrays that lie askew are slow, and some frameworks refuse them
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """By value what the other process cannot import; and of a tensor that is a view, its own elements only."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
+            return _tensor_of, (obj.contiguous().numpy(),)
+        return super().reducer_override(obj)
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.dtype is torch.bfloat16)
+
+
+def _tensor_of(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Rows as a pickle that pickle.loads() reads; with a callback, the contents of arrays go there instead."""
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(rows)
+        return file.getvalue()
 
 
 def pack(block: Block, step: str = "") -> list[Any]:
     """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows."""
-    import cloudpickle
-
     buffers: list[Any] = []
     if not isinstance(block, list):
         kind = _ARROW
@@ -203,7 +232,7 @@ def pack(block: Block, step: str = "") -> list[Any]:
         kind = _PICKLED
         outside: list[pickle.PickleBuffer] = []
         try:
-            buffers.append(cloudpickle.dumps(block, protocol=5, buffer_callback=outside.append))
+            buffers.append(dump_rows(block, outside.append))
         except Exception as exc:
             raise _not_shippable(block, step, exc) from exc
         buffers.extend(buffer.raw() for buffer in outside)
@@ -249,11 +278,9 @@ def _length(buffer: Any) -> int:
 
 
 def _not_shippable(rows: list[Any], step: str, exc: Exception) -> NotShippableError:
-    import cloudpickle
-
     for row in rows:
         try:
-            cloudpickle.dumps(row, protocol=5)
+            dump_rows(row)
         except Exception:
             break
     else:
