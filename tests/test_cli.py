@@ -162,5 +162,5 @@ with ps.Pipeline(workers=1) as p:
             break
     os.close(terminal)
     last = shown.decode().replace("\r", "").split("\n")[-3]
-    assert "stage 0: Create > model | 3,000 of 3,000 rows | " in last
+    assert "stage 0: model | 3,000 of 3,000 rows | " in last
     assert re.search(r"rows/s \| batch (10|9\.\d+) \| 0 failed", last)
