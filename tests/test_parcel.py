@@ -374,32 +374,29 @@ def test_a_file_is_closed_with_its_last_chunk():
 
 
 def test_blocks_that_stay_are_not_copied():
-    shipment = KeptShipment("step", None)
+    shipment = KeptShipment()
     blocks = [[1, 2], pa.table({"x": [1]}), [threading.Lock()]]
     for block in blocks:
         shipment.add(block)
     (chunk,) = shipment.chunks
     assert all(one is other for one, other in zip(chunk.read(), blocks, strict=True))
-    assert chunk.rows == 4
 
 
-def test_blocks_that_stay_are_cut_and_the_many_of_them_are_on_disk(small):
-    shipment = KeptShipment("step", Cutter(False))
+def test_packed_blocks_can_stay_and_the_many_of_them_are_on_disk(small):
+    shipment = PackedShipment("step", Cutter(False))
     rows = [np.full(40, number) for number in range(200)]
     for at in range(0, 200, 10):
         shipment.add(rows[at : at + 10])
-    kept = [chunk for chunk in shipment.chunks if chunk.blocks is not None]
-    spilled = [chunk for chunk in shipment.chunks if chunk.blocks is None]
-    assert sum(chunk.size for chunk in kept) <= 10_000 + 4000 + 400
-    assert spilled
+    shipment.seal()
+    shipment.keep()
     assert same([row for chunk in shipment.chunks for block in chunk.read() for row in block], rows)
     assert sum(chunk.rows for chunk in shipment.chunks) == 200
-    fd = spilled[0].file.fd
-    assert is_on_disk(fd)
-    for chunk in spilled:
-        chunk.file.release()
-    with pytest.raises(OSError):
-        os.fstat(fd)
+    assert [is_on_disk(fd) for fd in shipment.fds] == [False, True]
+    for chunk in shipment.chunks:
+        chunk.release()
+    for fd in shipment.fds:
+        with pytest.raises(OSError):
+            os.fstat(fd)
 
 
 # Files and channels.

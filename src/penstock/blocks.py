@@ -58,7 +58,7 @@ def join(blocks: Sequence[Block]) -> Block:
         return [row for block in blocks for row in block]
     import pyarrow as pa
 
-    return pa.concat_tables(blocks)
+    return pa.concat_tables(blocks, promote_options="default")
 
 
 def size_of(row: object) -> int:
@@ -67,15 +67,26 @@ def size_of(row: object) -> int:
 
 
 def _size_of(value: Any, depth: int) -> int:
-    nbytes = getattr(value, "nbytes", None)
+    try:
+        nbytes = getattr(value, "nbytes", None)
+    except Exception:  # sparse tensors refuse to tell
+        nbytes = None
     if isinstance(nbytes, int):
         return nbytes
     size = sys.getsizeof(value, 64)
+    fields = getattr(value, "__dict__", None) or {name: getattr(value, name, None) for name in _slots(value)}
+    if depth and isinstance(fields, dict) and not isinstance(value, type):
+        size += sum(_size_of(v, depth - 1) for v in fields.values())
     if depth and isinstance(value, dict):
         size += sum(_size_of(v, depth - 1) for v in value.values())
     elif depth and isinstance(value, (list, tuple, set, frozenset)):
         size += sum(_size_of(v, depth - 1) for v in value)
     return size
+
+
+def _slots(value: Any) -> tuple[str, ...]:
+    slots = getattr(type(value), "__slots__", ())
+    return slots if isinstance(slots, tuple) else ()
 
 
 def byte_size(block: Block) -> int:

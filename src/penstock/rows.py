@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import StepError
 
+CAUGHT = (Exception, SystemExit)  # what the user's code may raise for a row; Ctrl-C goes through
+
 
 class PredictionResult(NamedTuple):
     """One answer with the example it answers and the model that gave it."""
@@ -23,7 +25,7 @@ def map_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list
     done: list[Any] = []
     try:
         done.extend(map(function, rows))  # on an error, what was done before it stays in the list
-    except Exception as exc:
+    except CAUGHT as exc:
         raise row_error(step, rows[len(done)], exc) from exc
     if len(done) < len(rows):  # map() takes a StopIteration from the function for its own end
         raise row_error(step, rows[len(done)], StopIteration("raised by the step's function"))

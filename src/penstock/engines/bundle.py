@@ -7,6 +7,9 @@ source.read(split) or blocks of the stage before
 
 from __future__ import annotations
 
+import pickle
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from penstock.blocks import Block, is_table, row_count
 from penstock.engines.operators import Emit, InferenceOperator, Operator, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
-from penstock.errors import InputError, OutputError, PenstockError, StepError, TransientError
+from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
@@ -64,18 +67,24 @@ class StageRunner:
         self._sessions = sessions
         self._sinks = sinks
         self._operators: list[list[Operator]] = []  # for each root, in an order where consumers come later
-        self._entries: list[tuple[Step, Emit]] = []
+        self._entries: list[tuple[str, Any, Emit]] = []  # label, transform, and where its rows go
         for root in stage.roots:
             operators: list[Operator] = []
-            self._entries.append((root, self._wire(root, operators)[MAIN]))
+            transform = load_copy(root.transform, root.label)
+            self._entries.append((root.label, transform, self._wire(root, operators)[MAIN]))
             self._operators.append(operators)
-        for operators in self._operators:
-            for operator in operators:
+        ready: list[Operator] = []
+        try:
+            for operator in (each for operators in self._operators for each in operators):
                 operator.setup()
+                ready.append(operator)
+        except BaseException:
+            _tear_down(ready)
+            raise
 
     def run(self, work: Assignment, ship: Callable[[Outlet], Shipment]) -> BundleResult:
         """Run one bundle. On an error nothing of it is kept: parts written aside are thrown away."""
-        root, emit = self._entries[work.root]
+        label, transform, emit = self._entries[work.root]
         operators = self._operators[work.root]
         read = StepCount()
         self._rows_read = 0
@@ -88,7 +97,7 @@ class StageRunner:
         try:
             for operator in operators:
                 operator.start()
-            for block in _read(root, work):
+            for block in _read(label, transform, work):
                 self._rows_read += row_count(block)
                 emit(block)
             for operator in operators:
@@ -98,7 +107,7 @@ class StageRunner:
                 operator.abort()
             raise
         read.rows_out = self._rows_read
-        return self._result(root, read, operators)
+        return self._result(None if transform is None else label, read, operators)
 
     @property
     def rows_done(self) -> int:
@@ -106,9 +115,7 @@ class StageRunner:
         return max(0, self._rows_read - sum(model.unanswered() for model in self._models))
 
     def close(self) -> None:
-        for operators in self._operators:
-            for operator in operators:
-                operator.teardown()
+        _tear_down([operator for operators in self._operators for operator in operators])
 
     def _wire(self, step: Step, operators: list[Operator]) -> dict[str, Emit]:
         """Make the operators behind a step's outputs, each before its consumers, and connect them."""
@@ -117,7 +124,7 @@ class StageRunner:
     def _connected(self, end: Step | Outlet, operators: list[Operator]) -> Emit:
         operator: Operator
         if isinstance(end, Step):
-            operator = make_operator(end.label, end.transform, self._sessions, self._caller)
+            operator = make_operator(end.label, load_copy(end.transform, end.label), self._sessions, self._caller)
             operators.append(operator)
             operator.connect(self._wire(end, operators))
             if isinstance(operator, InferenceOperator):
@@ -131,10 +138,10 @@ class StageRunner:
             operators.append(operator)
         return operator.push
 
-    def _result(self, root: Step, read: StepCount, operators: Sequence[Operator]) -> BundleResult:
+    def _result(self, source: str | None, read: StepCount, operators: Sequence[Operator]) -> BundleResult:
         result = BundleResult(rows_read=read.rows_out)
-        if root.transform is not None:
-            result.counts[root.label] = read
+        if source is not None:
+            result.counts[source] = read
         for operator in operators:
             if not isinstance(operator, ShipOperator):
                 result.counts.setdefault(operator.label, StepCount()).add(operator.count)
@@ -215,27 +222,59 @@ def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
         raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
 
 
-def _read(root: Step, work: Assignment) -> Iterator[Block]:
-    if root.transform is None:
+def _tear_down(operators: Sequence[Operator]) -> None:
+    """End the steps' lives. One that fails changes nothing of what was done, nor does it keep the others."""
+    for operator in operators:
+        try:
+            operator.teardown()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+
+
+def load_copy(data: Any, label: str) -> Any:
+    """A step's own copy of its transform, or of a split."""
+    if not isinstance(data, bytes):
+        return data
+    try:
+        return pickle.loads(data)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise NotShippableError(
+            f"step {label!r} could not be loaded in a worker process ({type(exc).__name__}: {safe_str(exc)}); "
+            "can everything that it refers to be imported there?"
+        ) from exc
+
+
+def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
+    if transform is None:
         yield from work.blocks
         return
-    assert isinstance(root.transform, Read)
-    source: Source[Any] = root.transform.source
-    blocks = iter(source.read(work.split))
+    assert isinstance(transform, Read)
+    source: Source[Any] = transform.source
+    blocks = iter(source.read(load_copy(work.split, label)))
     while True:
         try:
-            block = next(blocks)
+            block = _as_block(next(blocks))
         except StopIteration:
             return
         except PenstockError:
             raise
         except (FileNotFoundError, PermissionError) as exc:
-            raise InputError(f"step {root.label!r}: {exc}") from exc
+            raise InputError(f"step {label!r}: {exc}") from exc
         except OSError as exc:
-            raise TransientError(f"step {root.label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
+            raise TransientError(f"step {label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
         except Exception as exc:
-            raise StepError(f"step {root.label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
+            raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
         yield block
+
+
+def _as_block(block: Any) -> Block:
+    if type(block) is list or hasattr(block, "num_rows"):
+        return block
+    if isinstance(block, (list, tuple)):
+        return list(block)
+    raise TypeError(f"read() yielded {type(block).__name__}; expected a list of rows or a pyarrow.Table")
 
 
 def _fan(ends: list[Emit]) -> Emit:

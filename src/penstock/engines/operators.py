@@ -20,7 +20,7 @@ from penstock.inference.transform import RunInference
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, Map, MapBatches, ParDo, TaggedOutput
-from penstock.rows import map_rows, row_error, safe_str, shorten, weigh_rows
+from penstock.rows import CAUGHT, map_rows, row_error, safe_str, shorten, weigh_rows
 
 Emit: TypeAlias = Callable[[Block], None]
 
@@ -78,8 +78,10 @@ class FilterOperator(Operator):
     def push(self, block: Block) -> None:
         rows = rows_of(block)
         self.count.rows_in += len(rows)
-        kept = list(compress(rows, map_rows(self._fn, rows, self.label)))
-        self.emit(kept)
+        self.emit(list(compress(rows, map_rows(self._keep, rows, self.label))))
+
+    def _keep(self, row: Any) -> bool:
+        return bool(self._fn(row))
 
 
 class FlatMapOperator(Operator):
@@ -107,7 +109,7 @@ class FlatMapOperator(Operator):
                         break
                     yield made
                     made = []
-            except Exception as exc:
+            except CAUGHT as exc:
                 raise row_error(self.label, row, exc) from exc
         if made:
             yield made
@@ -138,7 +140,10 @@ class MapBatchesOperator(Operator):
 
     def _flush(self, least: int) -> None:
         """Call the function with full batches, until fewer than `least` rows wait."""
-        block, at = join(self._waiting), 0
+        try:
+            block, at = join(self._waiting), 0
+        except Exception as exc:
+            raise StepError(f"step {self.label!r}: rows do not make one table: {safe_str(exc)}") from exc
         self._waiting = []
         while self._rows >= least:
             stop = min(at + self._size, row_count(block))
@@ -168,7 +173,8 @@ class MapBatchesOperator(Operator):
         import pyarrow as pa
 
         try:
-            return pa.Table.from_pylist(block)
+            names = dict.fromkeys(name for row in rows_of(block) for name in row)
+            return pa.table({name: [row.get(name) for row in rows_of(block)] for name in names})
         except Exception as exc:
             raise StepError(
                 f'step {self.label!r}: format="arrow" needs columns or dict rows, got {shorten(rows_of(block)[0])}'
@@ -206,7 +212,7 @@ class ParDoOperator(Operator):
             self.count.rows_in += 1
             try:
                 items = process(row, *args, **kwargs)
-            except Exception as exc:
+            except CAUGHT as exc:
                 raise row_error(self.label, row, exc) from exc
             if items is not None:
                 self._take(items, lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
@@ -221,7 +227,7 @@ class ParDoOperator(Operator):
     def teardown(self) -> None:
         self._guarded("teardown", self._dofn.teardown)
 
-    def _take(self, items: Iterable[Any], error: Callable[[Exception], StepError]) -> None:
+    def _take(self, items: Iterable[Any], error: Callable[[BaseException], StepError]) -> None:
         try:
             iterator = iter(items)
         except TypeError as exc:
@@ -233,11 +239,11 @@ class ParDoOperator(Operator):
                 item = next(iterator)
             except StopIteration:
                 return
-            except Exception as exc:
+            except CAUGHT as exc:
                 raise error(exc) from exc
             self._put(item, error)
 
-    def _put(self, item: Any, error: Callable[[Exception], StepError]) -> None:
+    def _put(self, item: Any, error: Callable[[BaseException], StepError]) -> None:
         tag, value = (item.tag, item.value) if type(item) is TaggedOutput else (MAIN, item)
         made = self._made.get(tag)
         if made is None:
@@ -264,7 +270,7 @@ class ParDoOperator(Operator):
         except Exception as exc:
             raise self._error(method, exc) from exc
 
-    def _error(self, method: str, exc: Exception) -> StepError:
+    def _error(self, method: str, exc: BaseException) -> StepError:
         return StepError(f"step {self.label!r}: {type(exc).__name__} in {method}(): {safe_str(exc)}")
 
 

@@ -7,7 +7,7 @@ by that path puts the rows of the first input before those of the second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -40,7 +40,7 @@ class Step:
     """One step inside a stage, and what takes its outputs, by tag."""
 
     label: str
-    transform: PTransform[Any, Any] | None  # None: the way in of a stage that another one feeds
+    transform: PTransform[Any, Any] | bytes | None  # None: the way in of a stage that another one feeds; bytes: pickled
     next: dict[str, list[Step | Outlet]] = field(default_factory=dict)
 
 
@@ -53,6 +53,16 @@ class Stage:
     why: str
     roots: list[Step] = field(default_factory=list)
     feeds: set[int] = field(default_factory=set)  # stages that this one's rows go to
+
+    def with_transforms(self, change: Callable[[Step], bytes]) -> Stage:
+        """A copy of the stage in which every transform is what `change` makes of its step."""
+
+        def changed(step: Step) -> Step:
+            transform = None if step.transform is None else change(step)
+            nexts = {tag: [changed(e) if isinstance(e, Step) else e for e in ends] for tag, ends in step.next.items()}
+            return Step(step.label, transform, nexts)
+
+        return Stage(self.index, self.hints, self.why, [changed(root) for root in self.roots], self.feeds)
 
     def steps(self) -> list[Step]:
         found: list[Step] = []

@@ -10,7 +10,7 @@ from penstock.errors import EngineError, ModelLoadError, PenstockError, Predicti
 from penstock.inference.columns import as_column
 from penstock.inference.handler import ModelHandler
 from penstock.models.loading import LoadedModel, load
-from penstock.rows import row_error, safe_str, shorten
+from penstock.rows import CAUGHT, row_error, safe_str, shorten
 
 
 class ModelCopy:
@@ -33,13 +33,14 @@ class ModelCopy:
                 self._loaded = load(self.handler.load_model, self.handler._env_vars)
             except PenstockError:
                 raise
-            except Exception as exc:
+            except CAUGHT as exc:
                 what = f"{type(self.handler).__name__}.load_model() raised {type(exc).__name__}: {safe_str(exc)}"
                 raise ModelLoadError(f"step {self.step!r}: {what}") from exc
             return self._loaded
 
-    def answers(self, batch: Block, args: Any) -> Any:
-        """One answer per row: a list, or for a table an Arrow array. An error names the row that is to blame."""
+    def answers(self, batch: Block, args: Any, step: str) -> Any:
+        """One answer per row: a list, or for a table an Arrow array. An error names the row that is to blame, and the
+        step that it came from: several may share this model."""
         try:
             return self._call(batch, args)
         except (PredictionCountError, UsageError, EngineError):
@@ -49,9 +50,9 @@ class ModelCopy:
         found = self._find_guilty(batch, args, raised)
         if found is not None:
             row, own = found
-            raise row_error(self.step, row, own) from own
+            raise row_error(step, row, own) from own
         raise StepError(
-            f"step {self.step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
+            f"step {step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
             f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
         ) from raised
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.batching.batcher import Batcher, Entry, Span
 from penstock.blocks import Block, is_table, join, row_count, slice_rows
-from penstock.errors import PenstockError, StepError, UsageError
+from penstock.errors import EngineError, PenstockError, StepError, UsageError
 from penstock.inference.columns import with_answers
 from penstock.inference.model import ModelCopy
 from penstock.inference.ticket import Caller, Request, Ticket, identity_of, settle
@@ -96,9 +96,9 @@ class InferenceSession:
             for thread in self._threads:
                 thread.start()
 
-    def join(self, caller: Caller) -> Lane:
-        """A bundle's own way in, until it closes it."""
-        lane = Lane(self, caller)
+    def join(self, caller: Caller, step: str | None = None) -> Lane:
+        """A bundle's own way in, until it closes it; for a step that shares the model of another, with its own name."""
+        lane = Lane(self, caller, step or self.step)
         with self._changed:
             self._lanes.add(lane)
         return lane
@@ -133,6 +133,8 @@ class InferenceSession:
             self._changed.notify_all()
             try:
                 while not ticket.settled:
+                    if self._closed:
+                        raise EngineError(f"step {self.step!r}: the run has ended")
                     spans = None if self._threads else self._take()
                     if spans is None:
                         self._changed.wait()
@@ -175,7 +177,8 @@ class InferenceSession:
         try:
             batch = join([slice_rows(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
             started = time.perf_counter()
-            answers = self._model.answers(batch, spans[0].entry.item.args)
+            request = spans[0].entry.item
+            answers = self._model.answers(batch, request.args, request.lane.step)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:
@@ -230,8 +233,9 @@ class InferenceSession:
 class Lane:
     """One bundle's way into a session, used by one thread."""
 
-    def __init__(self, session: InferenceSession, caller: Caller) -> None:
+    def __init__(self, session: InferenceSession, caller: Caller, step: str) -> None:
         self.caller = caller
+        self.step = step
         self._session = session
         self._args: Any = None
         self._args_identity: Hashable = None

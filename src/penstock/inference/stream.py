@@ -39,7 +39,7 @@ class InferenceStream:
         self._args = transform.inference_args
         self._weigh = transform.limits.weigh if transform.limits.max_weight is not None else None
         self._columns = transform.path.plain and transform.path.model_handler.takes_columns()
-        self._lane = session.join(caller)
+        self._lane = session.join(caller, step)
         self._window = 2 * transform.limits.max_size
         self._pending: deque[_Pending] = deque()
         self._in_flight = 0

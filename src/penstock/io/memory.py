@@ -42,6 +42,8 @@ class Create(Read[T]):
     def __init__(self, values: Iterable[T]) -> None:
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise UsageError(f"Create({values!r}): expected an iterable of rows, such as a list; for one row: Create([row])")
+        if hasattr(values, "columns") or getattr(values, "ndim", 1) == 0:
+            raise UsageError(f"Create({type(values).__name__}): expected rows; of a frame, Create(frame.to_dict('records'))")
         rows: Sequence[T]
         if isinstance(values, (list, tuple, range)) or hasattr(values, "__array__"):
             rows = values  # type: ignore[assignment]  # arrays slice like sequences

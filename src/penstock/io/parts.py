@@ -54,7 +54,7 @@ class FileSink(Sink[T]):
         name = short_name(final)
         fs.invalidate_cache()  # the part was written by another process
         if fs.exists(aside):
-            _move(fs, aside, final)
+            _move(fs, aside, final, replace=self.overwrite)
         elif name in self._old or not fs.exists(final):
             raise OutputError(f"{token[0]}: the finished part is gone; leave the folder alone and run again")
         self._old.discard(name)
@@ -150,7 +150,9 @@ class FileWriter(Writer[T]):
             fs.rm_file(inner)
 
 
-def _move(fs: Any, aside: str, final: str) -> None:
+def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
+    if not replace and fs.exists(final) and not (is_local(fs) and os.path.samefile(aside, final)):
+        raise OutputError(f"{final}: was written by another run meanwhile; choose a folder of its own for each run")
     if not is_local(fs):
         fs.mv(aside, final)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.engines.local.accounting import check_counts, is_counted
 from penstock.engines.local.coordinator import Coordinator, Tally
 from penstock.engines.local.explain import explain
 from penstock.engines.local.inline import InlineWorkers
@@ -23,19 +25,19 @@ from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, Pools, choose_
 from penstock.engines.local.processes import Guardian
 from penstock.engines.local.remote import ProcessWorkers
 from penstock.engines.local.schedule import Scheduler, Task
-from penstock.engines.plan import Plan, Stage, largest_batch, make_plan
-from penstock.errors import AccountingError, NotShippableError
+from penstock.engines.plan import Plan, Stage, Step, largest_batch, make_plan
+from penstock.errors import NotShippableError, OutputError
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Sink, Write
 from penstock.io.source import SplitGoal
 from penstock.observe.progress import Progress, StageProgress
-from penstock.observe.result import RunResult
+from penstock.observe.result import RunResult, StepCount
 from penstock.options import RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Map
 from penstock.rows import safe_str
 
+FILES = 65_536  # open at once, at most
 FEW_SPLITS_PER_SLOT = 2
 BATCHES_PER_SPLIT = 4  # at least, where rows can be counted: the last batch of a split may be small
 SPLITS_PER_SLOT = 8  # so that the last splits to finish leave no core idle for long
@@ -54,13 +56,14 @@ class LocalEngine:
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         pools = choose_pools(plan, options, Machine.here())
         scheduler = _scheduler(plan, pools, options)
-        run = _Run(secrets.token_hex(8), plan, pools, programs, scheduler, options)
+        run = _Run(secrets.token_hex(8), graph, plan, pools, programs, scheduler, options)
+        _raise_file_limit()
         with _terminable():
             tally = run.carry_out()
         result = RunResult(
             run=run.id,
             seconds=time.perf_counter() - started,
-            counts=tally.counts,
+            counts={node.label: StepCount() for node in graph.nodes if is_counted(node)} | tally.counts,
             metrics=tally.metrics,
             outputs=[sink.describe() for sink in run.sinks.values()],
             splits=tally.splits,
@@ -75,6 +78,7 @@ class _Run:
     """One run, between the sinks' first and last word."""
 
     id: str
+    graph: Graph
     plan: Plan
     pools: Pools
     programs: Mapping[int, bytes]
@@ -86,23 +90,48 @@ class _Run:
         return {index: sink for index, (_, sink) in _sinks(self.plan).items()}
 
     def carry_out(self) -> Tally:
-        published = False
         try:
             for sink in self.sinks.values():
                 sink.prepare(self.id)
             tally = self._work()
-            _check_counts(self.plan, tally)
-            for index, token in tally.parts:
+            check_counts(self.graph, tally.counts)
+        except BaseException as exc:
+            self._finish(published=False, error=exc)
+            raise
+        with _uninterrupted():
+            self._publish(tally)
+            self._finish(published=True)
+        return tally
+
+    def _publish(self, tally: Tally) -> None:
+        for done, (index, token) in enumerate(tally.parts):
+            try:
                 self.sinks[index].publish(token)
-            published = True
-            return tally
-        finally:
-            for sink in self.sinks.values():
+            except Exception as exc:
+                where = ", ".join(folder for sink in self.sinks.values() for folder in sink.aside(self.id))
+                raise OutputError(
+                    f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
+                    f"; the others are whole and lie in {where or 'the place aside of each sink'}"
+                ) from exc
+
+    def _finish(self, *, published: bool, error: BaseException | None = None) -> None:
+        """The sinks' last word. One that fails keeps none of the others from theirs, and hides no earlier error."""
+        for sink in self.sinks.values():
+            try:
                 sink.finish(self.id, published)
+            except Exception as exc:
+                told = f"{sink.describe()} could not be tidied up: {type(exc).__name__}: {safe_str(exc)}"
+                if error is None:
+                    error = OutputError(told)
+                    error.__cause__ = exc
+                else:
+                    error.add_note(told)
+        if published and error is not None:
+            raise error
 
     def _work(self) -> Tally:
         folders = [folder for sink in self.sinks.values() for folder in sink.aside(self.id)]
-        if self.pools.in_process and not folders:
+        if self.pools.in_process and (not folders or self.pools.small):
             return self._coordinate(InlineWorkers(self.programs, self.pools.slots))
         with Guardian(folders) as guardian:
             if self.pools.in_process:
@@ -111,7 +140,7 @@ class _Run:
             return self._coordinate(ProcessWorkers(self.programs, by_index, guardian))
 
     def _coordinate(self, workers: InlineWorkers | ProcessWorkers) -> Tally:
-        wanted = sys.stderr.isatty() if self.options.progress is None else self.options.progress
+        wanted = sys.stderr is not None and (sys.stderr.isatty() if self.options.progress is None else self.options.progress)
         progress = Progress(sys.stderr) if wanted else None
         known = sum(read.source.count() or 0 for _, _, _, read in self.plan.sources())
 
@@ -136,21 +165,24 @@ class _Run:
 
 
 def _program(plan: Plan, stage: Stage) -> bytes:
-    """A stage as it is copied to every thread that runs it. What cannot be copied is found before anything starts."""
-    try:
-        program: bytes = cloudpickle.dumps((stage, _sinks(plan)), protocol=5)
-    except Exception as whole:
-        for step in stage.steps():
-            try:
-                cloudpickle.dumps(step.transform, protocol=5)
-            except Exception as exc:
-                raise NotShippableError(
-                    f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
-                    "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
-                    "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
-                ) from exc
-        raise NotShippableError(f"stage {stage.index} cannot be copied to a worker: {safe_str(whole)}") from whole
+    """A stage as it is copied to every thread that runs it. What cannot be copied is found before anything starts.
+
+    Every step is pickled by itself, so that an object which two steps were given is two objects there.
+    """
+    program: bytes = cloudpickle.dumps((stage.with_transforms(_pickled_step), _sinks(plan)), protocol=5)
     return program
+
+
+def _pickled_step(step: Step) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(step.transform, protocol=5)
+    except Exception as exc:
+        raise NotShippableError(
+            f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
+            "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
+            "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
+        ) from exc
+    return data
 
 
 def _sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
@@ -176,18 +208,6 @@ def _scheduler(plan: Plan, pools: Pools, options: RunOptions) -> Scheduler:
     return scheduler
 
 
-def _check_counts(plan: Plan, tally: Tally) -> None:
-    """Rows in are rows out for the steps that promise one row for each."""
-    labels = {step.label: step for stage in plan.stages for step in stage.steps()}
-    for label, step in labels.items():
-        count = tally.counts.get(label)
-        if isinstance(step.transform, (Map, RunInference)) and count is not None and count.rows_in != count.rows_out:
-            raise AccountingError(
-                f"step {label!r} took {count.rows_in} rows and gave {count.rows_out}; it must give one for each. "
-                "This is a defect of Penstock: please report it with the pipeline"
-            )
-
-
 def _rows(tally: Tally, position: int) -> list[Any]:
     rows: list[Any] = []
     for _, some in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
@@ -208,6 +228,32 @@ def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: i
         name = " > ".join(models or dict.fromkeys(step.label for step in steps))
         lines.append(StageProgress(f"stage {stage.index}: {name}", rows, known if from_source and known else None, batch))
     return lines
+
+
+def _raise_file_limit() -> None:
+    """What waits between stages are open files: as many as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM wait: the renames that make the output visible are done together."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 class _Terminated(BaseException):

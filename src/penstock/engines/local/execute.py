@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from penstock.engines.bundle import Assignment, BundleResult, Shipment, StageRunner
+from penstock.engines.bundle import Assignment, BundleResult, Shipment, StageRunner, load_copy
 from penstock.engines.local.protocol import Work
 from penstock.engines.plan import Outlet
-from penstock.errors import NotShippableError, PenstockError
 from penstock.inference.session import Sessions
-from penstock.rows import safe_str
 
 
 class Executor:
@@ -36,9 +30,8 @@ class Executor:
         self.work = work
         try:
             runner = self._runner(work.stage)
-            split = None if work.split is None else _loaded(work.split, "the rows of a split")
             blocks = () if work.chunk is None else work.chunk.read()
-            assignment = Assignment(work.run, work.key, work.attempt, work.root, split, blocks)
+            assignment = Assignment(work.run, work.key, work.attempt, work.root, work.split, blocks)
             return runner.run(assignment, ship)
         except BaseException:
             self._drop(work.stage)
@@ -52,26 +45,11 @@ class Executor:
 
     def _runner(self, stage: int) -> StageRunner:
         if stage not in self._runners:
-            program, sinks = _loaded(self._programs[stage], "a step's function or handler")
+            program, sinks = load_copy(self._programs[stage], "output")
             self._runners[stage] = StageRunner(program, sinks, self._sessions)
         return self._runners[stage]
 
     def _drop(self, stage: int) -> None:
         runner = self._runners.pop(stage, None)
         if runner is not None:
-            try:
-                runner.close()
-            except Exception:  # a teardown that fails changes nothing of what was done
-                traceback.print_exc(file=sys.stderr)
-
-
-def _loaded(data: bytes, what: str) -> Any:
-    try:
-        return pickle.loads(data)
-    except PenstockError:
-        raise
-    except Exception as exc:
-        raise NotShippableError(
-            f"{what} could not be loaded in a worker process ({type(exc).__name__}: {safe_str(exc)}); "
-            "can everything that it refers to be imported there?"
-        ) from exc
+            runner.close()

@@ -1,12 +1,13 @@
 """The guardian: a process that runs no user code, and cleans up if the coordinator is killed.
 
-It is run as a script, without importing the package. On its standard input it hears, a line each, which processes and
-folders there are; when the input ends without a word of farewell, it kills the ones and removes the others.
+It is run as a script, without importing the package. On its standard input it hears, a line of JSON each, which processes
+and folders there are; when the input ends without a word of farewell, it kills the ones and removes the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -20,11 +21,11 @@ def main() -> None:
     groups: set[int] = set()
     folders: set[str] = set()
     for line in sys.stdin:
-        verb, _, what = line.rstrip("\n").partition(" ")
+        verb, what = json.loads(line)
         if verb == "started":
-            groups.add(int(what))
+            groups.add(what)
         elif verb == "ended":
-            groups.discard(int(what))
+            groups.discard(what)
         elif verb == "folder":
             folders.add(what)
         elif verb == "farewell":

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.local.execute import Executor
-from penstock.engines.local.parcel import Chunk, Cutter, KeptShipment
+from penstock.engines.local.parcel import Cutter, KeptShipment, PackedShipment
 from penstock.engines.local.protocol import Done, Progress, Ready, Work, as_penstock_error
 from penstock.engines.plan import Outlet
 from penstock.errors import TransientError
@@ -88,19 +88,27 @@ class InlineWorkers:
         executor.close()
 
     def _run(self, executor: Executor, work: Work) -> Any:
-        shipped: list[tuple[Outlet, list[Chunk]]] = []
+        shipments: list[tuple[Outlet, KeptShipment | PackedShipment]] = []
 
-        def ship(outlet: Outlet) -> KeptShipment:
-            shipment = KeptShipment(outlet.after, Cutter(work.spread) if outlet.kind == "stage" else None)
-            shipped.append((outlet, shipment.chunks))
+        def ship(outlet: Outlet) -> KeptShipment | PackedShipment:
+            """Rows for another stage are packed here too: a step that changes rows in place changes its own copies."""
+            packed = outlet.kind == "stage"
+            shipment = PackedShipment(outlet.after, Cutter(work.spread)) if packed else KeptShipment()
+            shipments.append((outlet, shipment))
             return shipment
 
         try:
             result = executor.run(work, ship)
+            for _, shipment in shipments:
+                if isinstance(shipment, PackedShipment):
+                    shipment.seal()
+                    shipment.keep()
         except BaseException as exc:
-            for chunk in (chunk for _, chunks in shipped for chunk in chunks):
-                chunk.release()
+            for _, shipment in shipments:
+                if isinstance(shipment, PackedShipment):
+                    shipment.discard()
             if not isinstance(exc, (Exception, SystemExit)):
                 raise  # Ctrl-C, or the end of the run
             return FailedHere(work.task, as_penstock_error(exc))
+        shipped = [(outlet, shipment.chunks) for outlet, shipment in shipments]
         return Done(work.task, result, shipped, self._sessions.drain_metrics())

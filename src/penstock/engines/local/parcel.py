@@ -101,41 +101,15 @@ class Cutter:
 
 
 class KeptShipment:
-    """Blocks that stay in this process: as they are, and packed on disk when there are many."""
+    """Blocks for collect() that stay in this process."""
 
-    def __init__(self, step: str, cutter: Cutter | None) -> None:
-        self.chunks: list[Chunk] = []
-        self._step = step
-        self._cutter = cutter
-        self._open = False
-        self._kept = 0  # bytes
-        self._file: AnonymousFile | None = None
-        self._at = 0
+    def __init__(self) -> None:
+        self.chunks = [Chunk(0, 0, blocks=[])]
 
     def add(self, block: Block) -> None:
-        for piece, full in self._cutter.cut(block) if self._cutter else [(block, False)]:
-            if not self._open:
-                self.chunks.append(Chunk(0, 0, blocks=[]))
-            chunk = self.chunks[-1]
-            assert chunk.blocks is not None
-            chunk.blocks.append(piece)
-            chunk.rows += row_count(piece)
-            chunk.size += byte_size(piece)
-            self._open = not full
-            if full:
-                self._keep(chunk)
-
-    def _keep(self, chunk: Chunk) -> None:
-        if self._kept + chunk.size <= MEMORY_BYTES:
-            self._kept += chunk.size
-            return
-        if self._file is None:
-            self._file = AnonymousFile(anonymous_file(on_disk=True))
-        assert chunk.blocks is not None
-        packed = [buffer for block in chunk.blocks for buffer in pack(block, self._step)]
-        chunk.size, chunk.offset = write_all(self._file.fd, packed, self._at), self._at
-        chunk.blocks, chunk.file = None, self._file.shared()
-        self._at += chunk.size
+        blocks = self.chunks[0].blocks
+        assert blocks is not None
+        blocks.append(block)
 
 
 class PackedShipment:
@@ -173,6 +147,13 @@ class PackedShipment:
             if isinstance(chunk.file, int):
                 chunk.file = fds.index(self.fds[chunk.file])
         return self.chunks
+
+    def keep(self) -> None:
+        """The chunks stay in this process, and so do their files."""
+        files = [AnonymousFile(fd) for fd in self.fds]
+        for chunk in self.chunks:
+            if isinstance(chunk.file, int):
+                chunk.file = files[chunk.file].shared()
 
     def discard(self) -> None:
         """Close this process's descriptors, sent or not."""

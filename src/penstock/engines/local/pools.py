@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.engines.local.schedule import PoolSize
 from penstock.engines.plan import Plan
@@ -24,7 +24,21 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(cores, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        quota, _, period = _cgroup("cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(1, int(quota) // int(period)))
+        limit = _cgroup("memory.max")
+        return cls(cores, min(ram, int(limit)) if limit.isdigit() else ram)
+
+
+def _cgroup(name: str) -> str:
+    """A limit that a container puts on its processes."""
+    try:
+        with open(f"/sys/fs/cgroup/{name}") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,7 @@ class Pools:
     in_process: bool
     why: str
     pools: Sequence[Pool]
+    small: bool = False  # few rows: not worth a process
 
     def of_stage(self, stage: int) -> Pool:
         return next(pool for pool in self.pools if stage in pool.stages)
@@ -63,7 +78,8 @@ def choose_pools(plan: Plan, options: RunOptions, machine: Machine) -> Pools:
     counts = [read.source.count() for _, _, _, read in plan.sources()]
     known = None if None in counts else sum(count or 0 for count in counts)
     if options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
-        return _in_process(plan, options, f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process")
+        why = f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process"
+        return replace(_in_process(plan, options, why), small=True)
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
         by_hints.setdefault(stage.hints, []).append(stage.index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from types import TracebackType
 from penstock.engines.local import guardian
 from penstock.engines.local.channel import Channel
 
-_ENTRY = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from penstock.engines.local.worker import main; main()"
+_ENTRY = "import sys; sys.path[:] = eval(sys.argv[1]); from penstock.engines.local.worker import main; main()"
 
 # What frameworks read, when they are loaded, to size their thread pools.
 _THREAD_VARIABLES = (
@@ -34,11 +35,11 @@ class WorkerProcess:
     """One worker: the leader of a process group of its own, so that what it starts ends with it."""
 
     def __init__(self, threads: int, cores: int) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = map(_above_standard, socket.socketpair())
         environment = dict.fromkeys(_THREAD_VARIABLES, str(cores)) | {"TOKENIZERS_PARALLELISM": "false"} | os.environ
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, json.dumps(sys.path), str(theirs.fileno()), str(threads)],
+                [sys.executable, "-P", "-c", _ENTRY, repr(_import_path()), str(theirs.fileno()), str(threads)],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -75,13 +76,13 @@ class Guardian:
             text=True,
         )
         for folder in folders:
-            self._say(f"folder {folder}")
+            self._say("folder", folder)
 
     def started(self, pid: int) -> None:
-        self._say(f"started {pid}")
+        self._say("started", pid)
 
     def ended(self, pid: int) -> None:
-        self._say(f"ended {pid}")
+        self._say("ended", pid)
 
     def __enter__(self) -> Guardian:
         return self
@@ -89,16 +90,30 @@ class Guardian:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._say("farewell")
+        self._say("farewell", None)
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
-    def _say(self, line: str) -> None:
+    def _say(self, verb: str, what: int | str | None) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was killed: there is no guardian then, and the run goes on
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(json.dumps([verb, what]) + "\n")
             self._process.stdin.flush()
+
+
+def _above_standard(sock: socket.socket) -> socket.socket:
+    """The socket at a descriptor that nobody takes for standard input, output or error: those may be closed."""
+    if sock.fileno() > 2:
+        return sock
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from, in a form that holds wherever a worker starts."""
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
 
 
 def describe_exit(code: int | None) -> str:
@@ -107,6 +122,8 @@ def describe_exit(code: int | None) -> str:
         return "it stopped answering"
     if code >= 0:
         return f"exit code {code} (its code, or a library, ended the process: os._exit, sys.exit or abort)"
+    if -code not in {number.value for number in signal.Signals}:
+        return f"signal {-code}"
     name = signal.Signals(-code).name
     causes = {
         "SIGKILL": "killed from outside: often the system's out-of-memory killer",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +18,10 @@ from penstock.engines.local.pools import Pool
 from penstock.engines.local.processes import Guardian, WorkerProcess
 from penstock.engines.local.protocol import Died, Done, Install, Stop, Work
 
-GRACE = 2.0  # seconds for a worker that was told to stop
+GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
+TEARDOWN = 30.0  # seconds for all workers to tear down their steps
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -52,7 +57,7 @@ class ProcessWorkers:
         fds = []
         if work.chunk is not None and isinstance(work.chunk.file, AnonymousFile):
             fds = [work.chunk.file.fd]
-        with contextlib.suppress(OSError):  # it died just now: wait() will tell
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died just now: wait() will tell
             if work.stage not in member.installed:
                 member.process.channel.send(Install(work.stage, self._programs[work.stage]))
                 member.installed.add(work.stage)
@@ -61,7 +66,7 @@ class ProcessWorkers:
     def stop(self, worker: int) -> None:
         """Tell a worker to leave; close() sees to it that it does."""
         member = self._forget(worker)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             member.process.channel.send(Stop())
         self._leaving.append(member)
 
@@ -76,8 +81,10 @@ class ProcessWorkers:
         """The run is over: every worker leaves, or is made to."""
         for worker in list(self._members):
             self.stop(worker)
+        deadline = time.monotonic() + TEARDOWN
         for member in self._leaving:
-            member.process.wait(GRACE)
+            if member.process.wait(max(0.0, deadline - time.monotonic())) is None:
+                logger.warning("worker %d was still busy %g s after the run; it is killed", member.process.pid, TEARDOWN)
         self.kill()
 
     def kill(self) -> None:

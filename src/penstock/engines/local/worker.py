@@ -9,11 +9,13 @@ import contextlib
 import faulthandler
 import os
 import queue
-import select
+import selectors
 import signal
 import socket
 import sys
 import threading
+import traceback
+from collections.abc import Sequence
 
 from penstock.engines.local.channel import Channel
 from penstock.engines.local.execute import Executor
@@ -29,7 +31,8 @@ PROGRESS_EVERY = 0.5  # seconds
 def main() -> None:
     """The entry of a fresh interpreter: python -c ... <sys.path> <socket's descriptor> <threads>."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
-    faulthandler.enable()
+    if sys.stderr is not None:
+        faulthandler.enable()
     _Worker(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3])).serve()
 
 
@@ -48,9 +51,10 @@ class _Worker:
             thread.daemon = True  # a thread stuck in user code must not keep the process
             thread.start()
         self._send(Ready())
+        selector = selectors.DefaultSelector()
+        selector.register(self._channel, selectors.EVENT_READ)
         while True:
-            readable, _, _ = select.select([self._channel], [], [], PROGRESS_EVERY)
-            if not readable:
+            if not selector.select(PROGRESS_EVERY):
                 self._tell_progress()
                 continue
             try:
@@ -72,9 +76,14 @@ class _Worker:
         self._sessions.close()
 
     def _run(self, executor: Executor) -> None:
-        while (work := self._queue.get()) is not None:
-            self._run_one(executor, work)
-        executor.close()
+        try:
+            while (work := self._queue.get()) is not None:
+                self._run_one(executor, work)
+            executor.close()
+        except BaseException:  # a thread that ends unseen would leave the coordinator waiting
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+            os._exit(1)
 
     def _run_one(self, executor: Executor, work: Work) -> None:
         shipments: list[tuple[Outlet, PackedShipment]] = []
@@ -102,13 +111,22 @@ class _Worker:
                 shipment.discard()
             if work.chunk is not None:
                 work.chunk.release()
-            sys.stdout.flush()  # what steps print appears split by split, not when the worker leaves
+            with contextlib.suppress(Exception):  # what steps print appears split by split; stdout may be closed
+                sys.stdout.flush()
 
     def _tell_progress(self) -> None:
+        """Unless a thread is sending: this thread must go on receiving, or both sides could wait for each other."""
         rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
-        if rows:
-            self._send(Progress(rows, self._sessions.drain_metrics()))
+        if rows and self._sending.acquire(blocking=False):
+            try:
+                self._send_now(Progress(rows, self._sessions.drain_metrics()), ())
+            finally:
+                self._sending.release()
 
-    def _send(self, message: object, fds: list[int] | None = None) -> None:
-        with self._sending, contextlib.suppress(OSError):  # a coordinator that is gone ends this process anyway
-            self._channel.send(message, fds or ())
+    def _send(self, message: object, fds: Sequence[int] = ()) -> None:
+        with self._sending:
+            self._send_now(message, fds)
+
+    def _send_now(self, message: object, fds: Sequence[int]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # without a coordinator this process ends anyway
+            self._channel.send(message, fds)

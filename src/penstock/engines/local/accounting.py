@@ -1,0 +1,53 @@
+"""Every row is accounted for: what one step gives, the next takes, and steps that promise one row for each keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.errors import AccountingError
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Write
+from penstock.io.source import Read
+from penstock.observe.result import StepCount
+from penstock.pipeline.graph import Node, PCollection
+from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.transforms import Flatten, Map, Reshuffle
+
+
+def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
+    """Raise AccountingError where rows were lost or doubled, inside a step or on the way to it."""
+    for node in graph.nodes:
+        if not is_counted(node):
+            continue
+        count = counts.get(node.label, StepCount())
+        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out:
+            raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}; it must give one for each")
+        given = _given_to(node, counts)
+        if given is not None and given != count.rows_in:
+            raise _error(node, f"was given {given} rows and took {count.rows_in}")
+
+
+def is_counted(node: Node) -> bool:
+    return not isinstance(node.transform, (Flatten, Reshuffle))
+
+
+def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
+    """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
+    prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
+    if isinstance(node.transform, Read) or prebatched:
+        return None
+    producers = [producer for pcoll in node.inputs for producer in _counted_before(pcoll)]
+    if any(len(producer.outputs) != 1 for producer in producers):
+        return None
+    return sum(counts.get(producer.label, StepCount()).rows_out for producer in producers)
+
+
+def _counted_before(pcoll: PCollection[object]) -> list[Node]:
+    if is_counted(pcoll.producer):
+        return [pcoll.producer]
+    return [producer for before in pcoll.producer.inputs for producer in _counted_before(before)]
+
+
+def _error(node: Node, what: str) -> AccountingError:
+    kind = "sink" if isinstance(node.transform, Write) else "step"
+    return AccountingError(f"{kind} {node.label!r} {what}. This is a defect of Penstock: please report it with the pipeline")

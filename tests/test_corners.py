@@ -1,0 +1,349 @@
+"""Corners where rows, files or processes once went wrong, on every way of running where that matters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import penstock as ps
+from penstock.blocks import byte_size, size_of
+from penstock.engines.local import schedule
+from penstock.engines.local.accounting import check_counts
+from penstock.engines.local.processes import describe_exit
+from penstock.errors import AccountingError, OutputError, StepError, UsageError
+from penstock.observe.result import StepCount
+
+
+class Buffers(ps.DoFn):
+    def start_bundle(self):
+        self.rows = []
+
+    def process(self, element):
+        self.rows.append(element)
+
+    def finish_bundle(self):
+        return self.rows
+
+
+def test_one_dofn_object_in_two_steps_is_two_copies(pipeline):
+    p = pipeline()
+    rows = p | ps.Create(range(6))
+    shared = Buffers()
+    a, b = rows | "a" >> ps.ParDo(shared), rows | "b" >> ps.ParDo(shared)
+    both = (rows | ps.Map(abs), rows | ps.Map(abs)) | ps.Flatten() | "c" >> ps.ParDo(shared)
+    assert sorted(((a, b) | ps.Flatten()).collect()) == sorted([*range(6)] * 2)
+    assert sorted(both.collect()) == sorted([*range(6)] * 2)
+
+
+def test_a_retry_sees_the_rows_as_they_were(pipeline, tmp_path):
+    def bump(row):
+        row["n"] += 1
+        return row
+
+    def fails_once(row):
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise RuntimeError("once")
+        return row
+
+    rows = pipeline(bundle_attempts=3) | ps.Create([{"n": 0}]) | ps.Reshuffle() | ps.Map(bump) | ps.Map(fails_once)
+    assert rows.collect() == [{"n": 1}]
+
+
+def test_columns_of_all_rows_make_the_table(pipeline):
+    rows = pipeline() | ps.Create([{"a": 1}, {"a": 2, "b": 3}])
+    made = rows | ps.MapBatches(lambda table: table, format="arrow")
+    assert made.collect()[-1] == {"a": 2, "b": 3}
+
+
+def test_a_frame_is_not_rows():
+    with pytest.raises(UsageError, match="to_dict"):
+        ps.Create(pd.DataFrame({"a": [1]}))
+    assert (ps.Pipeline() | ps.Create(np.arange(3))).collect() == [0, 1, 2]
+
+
+def test_a_filter_without_a_truth_value_names_its_row(pipeline):
+    rows = pipeline() | ps.Create([np.array([1, 2])]) | "f" >> ps.Filter(lambda a: a > 0)
+    with pytest.raises(StepError, match="step 'f': ValueError"):
+        rows.collect()
+
+
+@pytest.mark.parametrize("step", [ps.Map, ps.FlatMap, ps.Filter, ps.ParDo])
+def test_sys_exit_in_a_step_names_it(pipeline, step):
+    rows = pipeline() | ps.Create([1]) | "s" >> step(lambda x: sys.exit(3))
+    with pytest.raises(StepError, match="step 's': SystemExit: 3\n  row: 1"):
+        rows.collect()
+
+
+def test_a_row_is_blamed_on_its_own_step_when_models_are_shared(pipeline):
+    p = pipeline()
+    rows = p | ps.Create([1, 2])
+    good = rows | "good" >> ps.RunInference(Inverts(), model_identifier="m")
+    bad = good | ps.Map(lambda x: 0) | "bad" >> ps.RunInference(Inverts(), model_identifier="m")
+    with pytest.raises(StepError, match="step 'bad': ZeroDivisionError"):
+        bad.collect()
+
+
+class Inverts(ps.ModelHandler):
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [1 / row for row in batch]
+
+
+def test_blocks_of_a_source_may_be_tuples(pipeline):
+    class Pairs(ps.Source):
+        def splits(self, goal):
+            return [0, 1]
+
+        def read(self, split):
+            yield (split, split + 10)
+
+    assert (pipeline() | ps.Read(Pairs()) | ps.Map(str)).collect() == ["0", "10", "1", "11"]
+
+    class Wrong(Pairs):
+        def read(self, split):
+            yield 5
+
+    with pytest.raises(StepError, match="yielded int; expected a list of rows"):
+        (pipeline() | ps.Read(Wrong())).collect()
+
+
+def test_a_source_without_splits(pipeline, tmp_path):
+    p = pipeline()
+    p | ps.Create([]) | "nothing" >> ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+    assert p.run().rows_out("nothing") == 0
+
+
+@pytest.mark.parametrize("broken", ["first teardown", "second setup"])
+def test_every_step_that_was_set_up_is_torn_down(broken, tmp_path):
+    class First(ps.DoFn):
+        def process(self, element):
+            return [element]
+
+        def teardown(self):
+            (tmp_path / "first").touch()
+            if broken == "first teardown":
+                raise RuntimeError("too late")
+
+    class Second(First):
+        def setup(self):
+            if broken == "second setup":
+                raise RuntimeError("too early")
+
+        def teardown(self):
+            (tmp_path / "second").touch()
+
+    rows = ps.Pipeline(workers=0) | ps.Create([1]) | ps.ParDo(First()) | ps.ParDo(Second())
+    if broken == "second setup":
+        with pytest.raises(StepError, match="too early"):
+            rows.collect()
+    else:
+        assert rows.collect() == [1]
+    assert (tmp_path / "first").exists()
+    assert (tmp_path / "second").exists() == (broken == "first teardown")
+
+
+# Sinks.
+
+
+class Renames(ps.Sink):
+    """Its publish() does what the test says, at one of its parts."""
+
+    def __init__(self, folder, at, act):
+        self.folder, self.at, self.act = folder, at, act
+
+    def aside(self, run):
+        return ()
+
+    def open(self, part):
+        return Parts(part.name)
+
+    def publish(self, token):
+        (self.folder / token).touch()
+        if len(list(self.folder.iterdir())) == self.at:
+            self.act()
+
+    def finish(self, run, published):
+        (self.folder.parent / f"finished-{published}").touch()
+
+
+class Parts(ps.Writer):
+    def __init__(self, name):
+        self.name = name
+
+    def write(self, block):
+        pass
+
+    def close(self):
+        return self.name
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail():
+    raise OSError(5, "Input/output error")
+
+
+def test_ctrl_c_while_publishing_waits_for_the_end(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    p = ps.Pipeline(workers=0)
+    p | ps.Create(range(8000)) | ps.Write(Renames(out, 2, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        p.run()
+    assert len(list(out.iterdir())) == 8
+    assert (tmp_path / "finished-True").exists()
+
+
+def test_trouble_while_publishing_keeps_what_is_aside(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    p = ps.Pipeline(workers=0)
+    p | ps.Create(range(8000)) | ps.Write(Renames(out, 3, fail))
+    with pytest.raises(OutputError, match="2 of 8 finished parts were published"):
+        p.run()
+    assert not list(tmp_path.glob("finished*"))
+
+
+def test_a_finish_that_fails_hides_no_earlier_error(tmp_path):
+    class Untidy(Renames):
+        def finish(self, run, published):
+            raise OSError("no tidying")
+
+    p = ps.Pipeline(workers=0)
+    p | ps.Create([0]) | "inv" >> ps.Map(lambda x: 1 / x) | ps.Write(Untidy(tmp_path, 1, fail))
+    with pytest.raises(StepError, match="step 'inv'") as caught:
+        p.run()
+    assert "no tidying" in caught.value.__notes__[-1]
+
+
+def test_two_runs_into_one_folder_do_not_replace_each_other(tmp_path):
+    started, go = threading.Event(), threading.Event()
+
+    class Waits(ps.Source):
+        def splits(self, goal):
+            started.set()
+            go.wait(30)
+            return [0]
+
+        def read(self, split):
+            yield ["slow"]
+
+    slow = ps.Pipeline(workers=0)
+    slow | ps.Create(["slow"]) | ps.Map(lambda x: x) | ps.WriteToText(str(tmp_path / "out"))
+    sink = next(node for node in slow._nodes if hasattr(node.transform, "sink")).transform.sink
+    sink.prepare("other")
+    with ps.Pipeline(workers=0) as p:
+        p | ps.Create(["quick"]) | ps.WriteToText(str(tmp_path / "out"))
+    writer = sink.open(ps.Part(run="other", name="00000", attempt=1))
+    writer.write(["slow"])
+    with pytest.raises(OutputError, match="written by another run"):
+        sink.publish(writer.close())
+    assert (tmp_path / "out" / "part-00000.txt").read_text() == "quick\n"
+
+
+# Sizes, counts and ends.
+
+
+@dataclass
+class Plain:
+    data: bytes
+
+
+@dataclass(slots=True)
+class Slotted:
+    data: bytes
+
+
+def test_the_size_of_objects_is_that_of_what_they_hold():
+    assert size_of(Plain(b"x" * 10_000)) > 10_000
+    assert size_of(Slotted(b"x" * 10_000)) > 10_000
+    assert byte_size([Plain(b"x" * 10_000)] * 10) > 100_000
+
+
+def test_rows_that_go_missing_between_steps_are_noticed():
+    p = ps.Pipeline()
+    rows = p | ps.Create([1]) | "a" >> ps.Map(str) | ps.Reshuffle() | "b" >> ps.Map(str)
+    graph = p._graph_for([rows.producer])
+    check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 5), "b": StepCount(5, 5)})
+    with pytest.raises(AccountingError, match="step 'b' was given 5 rows and took 4"):
+        check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 5), "b": StepCount(4, 4)})
+    with pytest.raises(AccountingError, match="step 'a' took 5 rows and gave 6"):
+        check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 6), "b": StepCount(6, 6)})
+
+
+def test_signals_without_a_name():
+    assert describe_exit(-35) == "signal 35"
+    assert schedule.ATTEMPTS == 4
+
+
+# The process around a run.
+
+SCRIPT = """
+import sys
+import penstock as ps
+rows = ps.Pipeline(workers=1) | ps.Create(range(5)) | ps.Map(lambda x: print("row", x) or x)
+assert rows.collect() == list(range(5))
+open("done", "w").close()
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+@pytest.mark.timeout(60)
+def test_closed_streams(tmp_path, closed):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run(f"{sys.executable} script.py {closed}", shell=True, cwd=tmp_path, timeout=50, capture_output=True)
+    assert (tmp_path / "done").exists()
+
+
+def test_modules_in_the_working_directory_do_not_disturb_workers(tmp_path):
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "json.py").write_text("raise RuntimeError('not yours')")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "../script.py"], cwd=tmp_path / "cwd", timeout=50, check=True, capture_output=True)
+
+
+def test_many_open_files_in_the_users_process():
+    files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)] if _may_open(2000) else []
+    try:
+        assert (ps.Pipeline(workers=1) | ps.Create(range(5))).collect() == list(range(5))
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _may_open(files):
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= files
+
+
+@pytest.mark.timeout(60)
+def test_large_messages_both_ways_do_not_block_each_other():
+    rows = [bytes(15_000) for _ in range(200)]
+    p = ps.Pipeline(workers=1, threads_per_worker=20)
+    assert len((p | ps.Create(rows) | ps.Map(lambda row: row)).collect()) == 200
+
+
+def test_failed_runs_leave_no_threads(pipeline):
+    before = threading.active_count()
+    for _ in range(3):
+        rows = pipeline() | ps.Create(range(100)) | ps.RunInference(Inverts(max_batch_duration_secs=0.05))
+        with pytest.raises(StepError):
+            rows.collect()
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.daemon:
+            thread.join(2)
+    assert threading.active_count() <= before
