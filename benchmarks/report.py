@@ -73,8 +73,9 @@ def _quotients(over: Sequence[Outcome], under: Sequence[Outcome], number: Callab
 
 
 def section(title: str, outcomes: Outcomes, checks: Iterable[Check]) -> list[str]:
-    """A heading, a table of the cases and a table of the checks."""
-    return [f"### {title}", "", *_case_table(outcomes), "", *_check_table(checks), ""]
+    """A heading, a table of the cases and, where there are checks, a table of these."""
+    held = check_table(checks)
+    return [f"### {title}", "", *_case_table(outcomes), "", *([*held, ""] if len(held) > 2 else [])]
 
 
 def _case_table(outcomes: Outcomes) -> list[str]:
@@ -102,7 +103,7 @@ def _case_row(name: str, runs: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _check_table(checks: Iterable[Check]) -> list[str]:
+def check_table(checks: Iterable[Check]) -> list[str]:
     rows = [["what", "median", "min - max", "target", ""]]
     for check in checks:
         word = "at least" if check.at_least else "at most"

@@ -68,7 +68,7 @@ def _see(row: int) -> None:
 def ray_identity(rows: int, batch_size: int) -> dict[str, Any]:
     """Ray Data, the model in a pool of 2 actors. Each function is a map_batches over whole Arrow blocks: about a
     quarter of the time of ds.map(), which makes a dict of every row."""
-    ray = _start_ray()
+    ray = start_ray()
 
     class Identity:
         def __call__(self, table: Any) -> Any:
@@ -97,7 +97,7 @@ def _over_arrow(function: Callable[[int], int]) -> Callable[[Any], Any]:
 
 def ray_parquet(folder: str, model_path: str) -> dict[str, Any]:
     """Ray Data over Arrow tables: the fastest of its three batch formats here, and 65,536 of several batch sizes."""
-    ray = _start_ray()
+    ray = start_ray()
     import sklearn.linear_model  # noqa: F401
 
     class Classifier:
@@ -119,7 +119,7 @@ def ray_parquet(folder: str, model_path: str) -> dict[str, Any]:
         return check_output(watch, output, model_path)
 
 
-def _start_ray() -> Any:
+def start_ray() -> Any:
     os.environ["RAY_TMPDIR"] = tempfile.gettempdir()  # its logs and sockets, removed with the case's other files
     import ray
     import ray.data

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.batcher import Batcher, Entry
-from penstock.batching.limits import DEFAULT_SIZE, BatchLimits
+from penstock.batching.batcher import Batcher
+from penstock.batching.entry import Entry
+from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 
 # What is done to a batcher: each operation is its name and its arguments.
@@ -306,7 +307,6 @@ def test_the_group_whose_oldest_row_is_oldest_goes_first():
         ({"max_size": -1}, "max_batch_size=-1"),
         ({"max_size": 2.0}, r"max_batch_size=2\.0"),
         ({"max_size": True}, "max_batch_size=True"),
-        ({"max_size": None}, "max_batch_size=None"),
         ({"max_weight": 0, "weigh": len}, "max_batch_weight=0"),
         ({"max_weight": 1.5, "weigh": len}, r"max_batch_weight=1\.5"),
         ({"max_weight": 5}, "needs element_size_fn"),
@@ -327,8 +327,8 @@ def test_a_wait_without_end_is_refused():
 
 
 def test_limits_of_a_handler():
-    assert BatchLimits.of({}) == BatchLimits(max_size=DEFAULT_SIZE)
-    assert BatchLimits.of({"min_batch_size": 100}).max_size == 100
+    assert BatchLimits.of({}) == BatchLimits()
+    assert BatchLimits.of({"min_batch_size": 100}).min_size == 100
     assert BatchLimits.of({"min_batch_size": 4, "max_batch_size": 4}).max_size == 4
     assert BatchLimits.of({"max_batch_duration_secs": None, "max_batch_size": 9}) == BatchLimits(max_size=9)
     made = BatchLimits.of({"max_batch_weight": 7, "element_size_fn": len, "max_batch_duration_secs": 0.5})

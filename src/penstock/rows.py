@@ -42,6 +42,28 @@ def weigh_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> li
     return weights
 
 
+def measured(measure: Callable[[list[Any]], Any], rows: list[Any], step: str) -> list[int]:
+    """The lengths of rows, from a function of many of them; an error names the row that is to blame."""
+    step = f"{step} (length)"
+    try:
+        lengths = list(measure(rows))
+    except Exception as whole:
+        for row in rows:
+            try:
+                measure([row])
+            except Exception as exc:
+                raise row_error(step, row, exc) from exc
+        raise row_error(step, rows[0], whole) from whole
+    if len(lengths) != len(rows):
+        raise StepError(f"step {step!r}: got {len(lengths)} lengths for {len(rows)} rows; expected one for each")
+    if all(type(length) is int for length in lengths) and min(lengths, default=0) >= 0:
+        return lengths
+    for row, length in zip(rows, lengths, strict=True):
+        if not isinstance(length, numbers.Integral) or length < 0:
+            raise row_error(step, row, TypeError(f"the length is {length!r}; expected a whole number of at least 0"))
+    return lengths
+
+
 def row_error(step: str, row: Any, exc: BaseException) -> StepError:
     """The error of one row in one step, to be raised `from exc`."""
     return StepError(f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}\n  row: {shorten(row)}")

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
+from penstock.batching.entry import LOOKAHEAD, Aim, Entry, Span
+from penstock.batching.lengths import LengthGroup
 from penstock.batching.limits import BatchLimits
 
 T = TypeVar("T")
 
 
-class Entry(Generic[T]):
-    """Rows that one caller submitted together. The batcher sees their number and weights; `item` is the caller's own."""
-
-    __slots__ = ("alone", "arrived", "group", "item", "size", "taken", "weights")
-
-    def __init__(
-        self, item: T, size: int, *, weights: Sequence[int] | None = None, group: Hashable = None, alone: bool = False
-    ) -> None:
-        self.item = item
-        self.size = size
-        self.weights = weights
-        self.group = group  # only rows of one group share a batch
-        self.alone = alone  # this entry is a batch already
-        self.arrived = 0.0
-        self.taken = 0  # rows that have left
-
-
-class Span(NamedTuple, Generic[T]):
-    """Rows start to stop of an entry: a piece of a batch."""
-
-    entry: Entry[T]
-    start: int
-    stop: int
-
-
 class Batcher(Generic[T]):
-    """Decides when a batch is ready, and which rows are in it: the oldest first, in the order they came.
+    """Decides when a batch is ready, and which rows are in it.
 
-    A batch never holds more than max_size rows, and never weighs more than max_weight unless it is a single row.
+    Rows without lengths leave in the order they came; rows with lengths as batching/lengths.py says. A batch never holds
+    more rows than aimed at, and never weighs more than max_weight or costs more than aimed at unless it is a single row.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, aim: Aim | None = None) -> None:
         self.limits = limits
-        self._groups: dict[Hashable, _Group[T]] = {}
+        self.aim = aim or Aim(limits.most_rows, limits.max_padded_cost, limits.lookahead_rows or LOOKAHEAD[0])
+        self._groups: dict[Hashable, _Group[T] | LengthGroup[T]] = {}
         self._alone: deque[Entry[T]] = deque()
 
     def add(self, entry: Entry[T], now: float) -> None:
@@ -54,7 +33,11 @@ class Batcher(Generic[T]):
         if entry.alone:
             self._alone.append(entry)
             return
-        self._groups.setdefault(entry.group, _Group()).add(entry)
+        key = (entry.group, entry.lengths is not None)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group() if entry.lengths is None else LengthGroup()
+        group.add(entry)
 
     def take(self, now: float, *, flush: bool = False) -> list[Span[T]] | None:
         """The next batch if one is full or due, or with `flush` whatever waits longest."""
@@ -63,8 +46,9 @@ class Batcher(Generic[T]):
             entry.taken = entry.size
             return [Span(entry, 0, entry.size)]
         for key, group in sorted(self._groups.items(), key=_age) if len(self._groups) > 1 else self._groups.items():
-            if flush or group.is_full(self.limits) or self._is_due(group, now):
-                spans = group.cut(self.limits)
+            due = self._is_due(group, now)
+            if flush or due or group.is_full(self.limits, self.aim):
+                spans = group.cut(self.limits, self.aim, due=due)
                 if not group.rows:
                     del self._groups[key]
                 return spans
@@ -78,27 +62,26 @@ class Batcher(Generic[T]):
 
     def discard(self, unwanted: Callable[[T], bool]) -> None:
         """Forget the rows, not yet taken, of entries whose caller has given up."""
-        kept = [e for group in self._groups.values() for e in group.entries if not unwanted(e.item)]
         self._alone = deque(entry for entry in self._alone if not unwanted(entry.item))
-        self._groups = {}
-        for entry in kept:
-            self._groups.setdefault(entry.group, _Group()).add(entry)
+        for group in self._groups.values():
+            group.discard(unwanted)
+        self._groups = {key: group for key, group in self._groups.items() if group.rows}
 
     @property
     def waiting(self) -> int:
         """How many rows wait."""
         return sum(group.rows for group in self._groups.values()) + sum(entry.size for entry in self._alone)
 
-    def _is_due(self, group: _Group[T], now: float) -> bool:
+    def _is_due(self, group: _Group[T] | LengthGroup[T], now: float) -> bool:
         return self.limits.max_wait is not None and now >= group.oldest + self.limits.max_wait
 
 
-def _age(item: tuple[Hashable, _Group[T]]) -> float:
+def _age(item: tuple[Hashable, _Group[T] | LengthGroup[T]]) -> float:
     return item[1].oldest
 
 
 class _Group(Generic[T]):
-    """Rows that may share a batch."""
+    """Rows that may share a batch, in the order they came."""
 
     __slots__ = ("entries", "rows", "weight")
 
@@ -117,12 +100,18 @@ class _Group(Generic[T]):
     def oldest(self) -> float:
         return self.entries[0].arrived
 
-    def is_full(self, limits: BatchLimits) -> bool:
-        return self.rows >= limits.max_size or (limits.max_weight is not None and self.weight >= limits.max_weight)
+    def is_full(self, limits: BatchLimits, aim: Aim) -> bool:
+        return self.rows >= aim.rows or (limits.max_weight is not None and self.weight >= limits.max_weight)
 
-    def cut(self, limits: BatchLimits) -> list[Span[T]]:
+    def discard(self, unwanted: Callable[[T], bool]) -> None:
+        kept = [entry for entry in self.entries if not unwanted(entry.item)]
+        self.entries, self.rows, self.weight = deque(), 0, 0
+        for entry in kept:
+            self.add(entry)
+
+    def cut(self, limits: BatchLimits, aim: Aim, *, due: bool = False) -> list[Span[T]]:
         spans: list[Span[T]] = []
-        room = limits.max_size
+        room = aim.rows
         weight_left = limits.max_weight
         while room and self.entries:
             entry = self.entries[0]

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UsageError
 
-DEFAULT_SIZE = 32
+MOST_ROWS = 8192  # in a batch, where the user sets no limit: the search for a size ends here
 LONGEST_WAIT = 86_400  # seconds
 
 # What Beam's BatchElements can be told besides limits: how it searches for a size. Nothing here needs telling.
 _TUNING_OF_BEAM = {"target_batch_overhead", "target_batch_duration_secs", "variance", "clock", "record_metrics"}
+
+_NAMES = {  # of a handler's settings -> of the limits here
+    "min_batch_size": "min_size",
+    "max_batch_size": "max_size",
+    "max_batch_weight": "max_weight",
+    "max_batch_duration_secs": "max_wait",
+    "element_size_fn": "weigh",
+    "max_padded_cost": "max_padded_cost",
+    "lookahead_rows": "lookahead_rows",
+    "lookahead_bytes": "lookahead_bytes",
+    "batch_size_buckets": "size_buckets",
+    "length_buckets": "length_buckets",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
     """When a batch leaves: it is full, it is heavy enough, its oldest row has waited long enough, or no row can come."""
 
-    max_size: int = DEFAULT_SIZE
+    min_size: int = 1  # a target: the search for a size starts no lower
+    max_size: int | None = None  # None: the size is found while running
     max_weight: int | None = None  # the most that the weights of its rows add up to; a row over it goes alone
     max_wait: float | None = None  # seconds since its oldest row came in; None: as long as more rows can come
     weigh: Callable[[Any], int] | None = None  # the weight of a row
+    max_padded_cost: int | None = None  # rows x longest, where rows have lengths; None: found while running
+    lookahead_rows: int | None = None  # that wait, where rows have lengths, before the longest leave; None: many batches
+    lookahead_bytes: int = 64 << 20
+    size_buckets: tuple[int, ...] = ()  # the only numbers of rows that the model is called with
+    length_buckets: tuple[int, ...] = ()  # the only lengths that rows are padded to
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.max_size):
-            raise UsageError(f"max_batch_size={self.max_size!r}: expected a whole number of at least 1")
-        if self.max_weight is not None and not _is_whole(self.max_weight):
-            raise UsageError(f"max_batch_weight={self.max_weight!r}: expected a whole number of at least 1")
+        for name in ("min_size", "max_size", "max_weight", "max_padded_cost", "lookahead_rows", "lookahead_bytes"):
+            _check_whole(name, getattr(self, name))
+        for name in ("size_buckets", "length_buckets"):
+            _check_buckets(name, getattr(self, name))
         if self.max_weight is not None and self.weigh is None:
             raise UsageError("max_batch_weight needs element_size_fn: a function that gives the weight of one row")
         if self.weigh is not None and not callable(self.weigh):
@@ -37,26 +57,50 @@ class BatchLimits:
             isinstance(self.max_wait, (int, float)) and 0 <= self.max_wait <= LONGEST_WAIT
         ):
             raise UsageError(f"max_batch_duration_secs={self.max_wait!r}: expected seconds, from 0 to {LONGEST_WAIT}")
+        if self.max_size is not None and self.min_size > self.max_size:
+            raise UsageError(f"min_batch_size={self.min_size} is over max_batch_size={self.max_size}")
 
     @classmethod
     def of(cls, kwargs: Mapping[str, Any]) -> BatchLimits:
         """Limits from what a handler's batch_elements_kwargs() says."""
         given = {name: value for name, value in kwargs.items() if value is not None and name not in _TUNING_OF_BEAM}
-        smallest = given.pop("min_batch_size", 1)
-        if not _is_whole(smallest):
-            raise UsageError(f"min_batch_size={smallest!r}: expected a whole number of at least 1")
-        limits = cls(
-            max_size=given.pop("max_batch_size", max(smallest, DEFAULT_SIZE)),
-            max_weight=given.pop("max_batch_weight", None),
-            max_wait=given.pop("max_batch_duration_secs", None),
-            weigh=given.pop("element_size_fn", None),
-        )
-        if given:
-            raise UsageError(f"batch_elements_kwargs() returned {', '.join(map(repr, given))}, which Penstock does not know")
-        if smallest > limits.max_size:
-            raise UsageError(f"min_batch_size={smallest} is over max_batch_size={limits.max_size}")
-        return limits
+        if unknown := [name for name in given if name not in _NAMES]:
+            raise UsageError(
+                f"batch_elements_kwargs() returned {', '.join(map(repr, unknown))}, which Penstock does not know"
+            )
+        limits: dict[str, Any] = {_NAMES[name]: value for name, value in given.items()}
+        for name in limits.keys() & {"size_buckets", "length_buckets"}:
+            limits[name] = tuple(limits[name])
+        return cls(**limits)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a batch can have."""
+        most = self.max_size or max(MOST_ROWS, self.min_size)
+        return min(most, self.size_buckets[-1]) if self.size_buckets else most
+
+    def padded_length(self, length: int) -> int:
+        """What a row of this length is padded to when it is the longest of its batch."""
+        return up_to_bucket(self.length_buckets, length)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def up_to_bucket(buckets: tuple[int, ...], value: int) -> int:
+    """The least bucket that holds the value; the value itself where none does."""
+    at = bisect_left(buckets, value)
+    return buckets[at] if at < len(buckets) else value
+
+
+def _told(name: str) -> str:
+    return next(told for told, own in _NAMES.items() if own == name)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        raise UsageError(f"{_told(name)}={value!r}: expected a whole number of at least 1")
+
+
+def _check_buckets(name: str, buckets: tuple[int, ...]) -> None:
+    for value in buckets:
+        _check_whole(name, value)
+    if list(buckets) != sorted(set(buckets)):
+        raise UsageError(f"{_told(name)}={list(buckets)}: expected different numbers, the smallest first")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, islice
 from typing import Any, TypeAlias
 
-from penstock.batching.batcher import Batcher, Entry, Span
+from penstock.batching.batcher import Batcher
+from penstock.batching.entry import Entry, Span
 from penstock.blocks import Block, Pacer, is_table, join, row_count, rows_of, slice_rows
 from penstock.errors import PenstockError, StepError
 from penstock.inference.session import Sessions
@@ -19,7 +20,16 @@ from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
-from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, Map, MapBatches, ParDo, TaggedOutput
+from penstock.pipeline.transforms import (
+    BatchElements,
+    Filter,
+    FlatMap,
+    GroupIntoBatches,
+    Map,
+    MapBatches,
+    ParDo,
+    TaggedOutput,
+)
 from penstock.rows import CAUGHT, map_rows, row_error, safe_str, shorten, weigh_rows
 
 Emit: TypeAlias = Callable[[Block], None]
@@ -300,6 +310,39 @@ class BatchElementsOperator(Operator):
             self.emit([_rows_in(spans)])
 
 
+class GroupIntoBatchesOperator(Operator):
+    def __init__(self, label: str, transform: GroupIntoBatches[Any]) -> None:
+        super().__init__(label)
+        self._limits = transform.limits
+        self._batcher: Batcher[tuple[Any, Any]] = Batcher(self._limits)
+
+    def start(self) -> None:
+        self._batcher = Batcher(self._limits)
+
+    def push(self, block: Block) -> None:
+        for row in rows_of(block):
+            self.count.rows_in += 1
+            self._batcher.add(self._entry(row), 0.0)
+            while (spans := self._batcher.take(0.0)) is not None:
+                self._emit(spans)
+
+    def finish(self) -> None:
+        while (spans := self._batcher.take(0.0, flush=True)) is not None:
+            self._emit(spans)
+
+    def _entry(self, row: Any) -> Entry[tuple[Any, Any]]:
+        try:
+            key, value = row
+            hash(key)
+        except (TypeError, ValueError) as exc:
+            raise row_error(self.label, row, TypeError("expected a (key, value) pair whose key can be hashed")) from exc
+        weights = None if self._limits.weigh is None else weigh_rows(self._limits.weigh, [value], self.label)
+        return Entry((key, value), 1, weights=weights, group=key)
+
+    def _emit(self, spans: list[Span[tuple[Any, Any]]]) -> None:
+        self.emit([(spans[0].entry.item[0], [span.entry.item[1] for span in spans])])
+
+
 def _rows_in(spans: list[Span[list[Any]]]) -> list[Any]:
     return [row for entry, start, stop in spans for row in entry.item[start:stop]]
 
@@ -357,4 +400,5 @@ _OPERATORS: dict[type, Callable[[str, Any], Operator]] = {
     MapBatches: MapBatchesOperator,
     ParDo: ParDoOperator,
     BatchElements: BatchElementsOperator,
+    GroupIntoBatches: GroupIntoBatchesOperator,
 }

@@ -22,6 +22,8 @@ from penstock.pipeline.transforms import BatchElements, Flatten, MapBatches, Res
 
 Path: TypeAlias = tuple[int, ...]
 MAX_COPIES = 64  # of one step, behind Flattens
+LIKE_LENGTHS = 256  # rows to choose from, where batches are made of rows of like length
+TYPICAL_BATCH = 64  # rows, where the size is found while running
 MAX_DEPTH = 100  # steps in a row: each calls the next one
 
 
@@ -217,5 +219,11 @@ def largest_batch(stage: Stage) -> int:
         if isinstance(step.transform, MapBatches):
             sizes.append(step.transform.batch_size)
         elif isinstance(step.transform, (RunInference, BatchElements)):
-            sizes.append(step.transform.limits.max_size)
-    return max(sizes)
+            sizes.append(step.transform.limits.max_size or TYPICAL_BATCH)
+    return max([*sizes, LIKE_LENGTHS] if measures_length(stage) else sizes)
+
+
+def measures_length(stage: Stage) -> bool:
+    """Whether a model of the stage is given rows of like length."""
+    models = [step.transform for step in stage.steps() if isinstance(step.transform, RunInference)]
+    return any(model.path.model_handler.measures_length() for model in models)

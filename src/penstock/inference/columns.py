@@ -18,12 +18,19 @@ def as_column(answers: Any) -> Any:
     return pa.array(answers)
 
 
+def concat_columns(columns: list[Any]) -> Any:
+    """Columns one after the other; one may be all null, or all whole numbers, where another is not."""
+    import pyarrow as pa
+
+    tables = [pa.table({"inference": column}) for column in columns]
+    return pa.concat_tables(tables, promote_options="permissive").column(0)
+
+
 def with_answers(table: Any, pieces: list[tuple[int, Any]], model_id: str | None) -> Block:
     """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts."""
     import pyarrow as pa
 
-    tables = [pa.table({"inference": piece}) for _, piece in sorted(pieces, key=lambda item: item[0])]
-    answers = pa.concat_tables(tables, promote_options="permissive").column(0)  # a piece may be all null, or all whole
+    answers = concat_columns([piece for _, piece in sorted(pieces, key=lambda item: item[0])])
     ids = pa.DictionaryArray.from_arrays(
         pa.repeat(pa.scalar(0, pa.int32()), table.num_rows), pa.array([model_id], pa.string())
     )

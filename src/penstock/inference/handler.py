@@ -30,6 +30,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     _max_batch_duration_secs: float | None = None
     _max_batch_weight: int | None = None
     _element_size_fn: Callable[[Any], int] | None = None
+    _batch_length_fn: Callable[[Any], int] | None = None
+    _max_padded_cost: int | None = None
+    _lookahead_rows: int | None = None
+    _lookahead_bytes: int | None = None
+    _batch_size_buckets: Sequence[int] = ()
+    _length_buckets: Sequence[int] = ()
     _env_vars: Mapping[str, str] = {}
     _no_batching: bool = False
     _preprocess_fns: tuple[Callable[[Any], Any], ...] = ()  # in the order they run
@@ -43,6 +49,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         max_batch_duration_secs: float | None = None,
         max_batch_weight: int | None = None,
         element_size_fn: Callable[[ExampleT], int] | None = None,
+        batch_length_fn: Callable[[ExampleT], int] | None = None,
+        max_padded_cost: int | None = None,
+        lookahead_rows: int | None = None,
+        lookahead_bytes: int | None = None,
+        batch_size_buckets: Sequence[int] = (),
+        length_buckets: Sequence[int] = (),
         env_vars: Mapping[str, str] | None = None,
     ) -> None:
         self._min_batch_size = min_batch_size
@@ -50,6 +62,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         self._max_batch_duration_secs = max_batch_duration_secs
         self._max_batch_weight = max_batch_weight
         self._element_size_fn = element_size_fn
+        self._batch_length_fn = batch_length_fn
+        self._max_padded_cost = max_padded_cost
+        self._lookahead_rows = lookahead_rows
+        self._lookahead_bytes = lookahead_bytes
+        self._batch_size_buckets = tuple(batch_size_buckets)
+        self._length_buckets = tuple(length_buckets)
         self._env_vars = dict(env_vars or {})
 
     # What every handler defines.
@@ -82,15 +100,39 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return None
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
-        """Limits on batches: min_batch_size, max_batch_size, max_batch_duration_secs, max_batch_weight, element_size_fn."""
+        """Limits on batches, by the names of the arguments of __init__()."""
         settings = {
             "min_batch_size": self._min_batch_size,
             "max_batch_size": self._max_batch_size,
             "max_batch_duration_secs": self._max_batch_duration_secs,
             "max_batch_weight": self._max_batch_weight,
             "element_size_fn": self._element_size_fn,
+            "max_padded_cost": self._max_padded_cost,
+            "lookahead_rows": self._lookahead_rows,
+            "lookahead_bytes": self._lookahead_bytes,
+            "batch_size_buckets": self._batch_size_buckets or None,
+            "length_buckets": self._length_buckets or None,
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+    def measures_length(self) -> bool:
+        """Whether rows are batched by their length: whether get_lengths() gives any."""
+        return self._batch_length_fn is not None
+
+    def get_lengths(self, batch: Sequence[ExampleT]) -> Sequence[int]:
+        """The length of each row, in whatever unit its padding is counted: tokens, samples, points. Called on the callers'
+        threads, before the model, with whole blocks of rows; a handler that knows its inputs overrides it."""
+        assert self._batch_length_fn is not None
+        return [self._batch_length_fn(example) for example in batch]
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the model failed because the batch was too large for memory: the same rows then run in smaller ones."""
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+    def after_out_of_memory(self) -> None:
+        """Free what can be freed before the rows run again."""
 
     def max_concurrent_batches(self) -> int:
         """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from penstock.blocks import Block, row_count, slice_rows
+from penstock.batching.limits import up_to_bucket
+from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
-from penstock.inference.columns import as_column
+from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
 from penstock.models.loading import LoadedModel, load
 from penstock.rows import CAUGHT, row_error, safe_str, shorten
@@ -16,9 +17,11 @@ from penstock.rows import CAUGHT, row_error, safe_str, shorten
 class ModelCopy:
     """A handler and the model that it loaded, in this process."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any]) -> None:
+    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = ()) -> None:
         self.step = step
         self.handler = handler
+        self._size_buckets = size_buckets
+        self._out_of_memory = threading.local()
         self._loading = threading.Lock()
         self._loaded: LoadedModel | None = None
 
@@ -47,6 +50,8 @@ class ModelCopy:
             raise  # no single row is to blame
         except Exception as exc:
             raised = exc
+        if row_count(batch) > 1 and self.handler.is_out_of_memory(raised):
+            return self._in_halves(batch, args, step)
         found = self._find_guilty(batch, args, raised)
         if found is not None:
             row, own = found
@@ -56,22 +61,46 @@ class ModelCopy:
             f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
         ) from raised
 
+    def take_out_of_memory(self) -> int | None:
+        """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
+        rows: int | None = getattr(self._out_of_memory, "rows", None)
+        self._out_of_memory.rows = None
+        return rows
+
+    def _in_halves(self, batch: Block, args: Any, step: str) -> Any:
+        """The same rows in smaller batches, after they did not fit into memory. A row that does not fit alone fails."""
+        self._out_of_memory.rows = row_count(batch)
+        self.handler.after_out_of_memory()
+        middle = row_count(batch) // 2
+        halves = [slice_rows(batch, 0, middle), slice_rows(batch, middle, row_count(batch))]
+        answers = [self.answers(half, args, step) for half in halves]
+        return answers[0] + answers[1] if isinstance(batch, list) else concat_columns(answers)
+
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
+        expected = row_count(batch)
+        batch = self._filled(batch)
+        given = row_count(batch)
         if not isinstance(batch, list):
-            expected = batch.num_rows
             answers = as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
         else:
-            expected = len(batch)
             answers = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
             if type(answers) is not list:
                 answers = list(answers)
-        if len(answers) != expected:
+        if len(answers) != given:
             raise PredictionCountError(
-                f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {expected} examples; "
+                f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {given} examples; "
                 "it must return one per example, in the same order"
             )
-        return answers
+        return answers if given == expected else answers[:expected]
+
+    def _filled(self, batch: Block) -> Block:
+        """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""
+        missing = up_to_bucket(self._size_buckets, row_count(batch)) - row_count(batch)
+        if not missing:
+            return batch
+        last = slice_rows(batch, row_count(batch) - 1, row_count(batch))
+        return join([batch, *[last] * missing])
 
     def _find_guilty(self, batch: Block, args: Any, exc: Exception) -> tuple[Any, Exception] | None:
         """Halve a batch that raised until one row is left that fails alone: that row, and its own error."""

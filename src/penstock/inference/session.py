@@ -18,12 +18,14 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from penstock.batching.batcher import Batcher, Entry, Span
-from penstock.blocks import Block, is_table, join, row_count, slice_rows
+from penstock.batching.aim import Aiming
+from penstock.batching.batcher import Batcher
+from penstock.batching.entry import Aim, Entry, Span
+from penstock.blocks import Block, byte_size, is_table, join, row_count, slice_rows
 from penstock.errors import EngineError, PenstockError, StepError, UsageError
 from penstock.inference.columns import with_answers
 from penstock.inference.model import ModelCopy
-from penstock.inference.ticket import Caller, Request, Ticket, identity_of, settle
+from penstock.inference.ticket import Caller, Request, Ticket, identity_of, lengths_of, settle
 from penstock.inference.transform import RunInference
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.rows import safe_str
@@ -38,6 +40,10 @@ METRICS = (
     "inference_batch_latency_micro_secs",
     "load_model_latency_milli_secs",
     "model_byte_size",
+    "useful_cost",
+    "padded_cost",
+    "out_of_memory_counter",
+    "batch_size_found",
 )
 
 
@@ -82,8 +88,10 @@ class InferenceSession:
         self.handler = transform.path.model_handler
         self._owner = owner
         self._changed = owner.changed
-        self._model = ModelCopy(step, self.handler)
+        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets)
         self._batcher: Batcher[Request] = Batcher(transform.limits)
+        self._aiming = Aiming(transform.limits, self.handler.measures_length())
+        self._limits = transform.limits
         self._lanes: set[Lane] = set()
         self._running = 0
         self._limit = _checked_limit(self.handler.max_concurrent_batches())
@@ -121,7 +129,7 @@ class InferenceSession:
                 self._changed.notify_all()
                 return
             while entry.taken < entry.size and self._running < self._limit:
-                spans = self._batcher.take(time.monotonic())
+                spans = self._take(flush=False)
                 if spans is None:
                     break
                 self._run(spans)
@@ -135,7 +143,7 @@ class InferenceSession:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
-                    spans = None if self._threads else self._take()
+                    spans = None if self._threads else self._take(flush=self._nobody_can_add())
                     if spans is None:
                         self._changed.wait()
                     else:
@@ -152,17 +160,20 @@ class InferenceSession:
 
     # Deciding and running. The lock is held, except while the model runs.
 
-    def _take(self) -> list[Span[Request]] | None:
+    def _nobody_can_add(self) -> bool:
+        return all(lane.caller.waiting for lane in self._lanes)
+
+    def _take(self, flush: bool) -> list[Span[Request]] | None:
         if self._running >= self._limit:
             return None
-        nobody_can_add = all(lane.caller.waiting for lane in self._lanes)
-        return self._batcher.take(time.monotonic(), flush=nobody_can_add)
+        self._batcher.aim = self._aiming.aim()
+        return self._batcher.take(time.monotonic(), flush=flush)
 
     def _serve(self) -> None:
         """The session's own thread: every batch when it is full, due, or complete because nobody can add to it."""
         with self._changed:
             while not self._closed:
-                spans = self._take()
+                spans = self._take(flush=self._nobody_can_add())
                 if spans is None:
                     deadline = self._batcher.deadline()
                     self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -172,10 +183,11 @@ class InferenceSession:
     def _run(self, spans: list[Span[Request]]) -> None:
         error: PenstockError | None = None
         answers: Any = None
+        aim = self._batcher.aim
         self._running += 1
         self._changed.release()
         try:
-            batch = join([slice_rows(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
+            batch = _batch_of(spans)
             started = time.perf_counter()
             request = spans[0].entry.item
             answers = self._model.answers(batch, request.args, request.lane.step)
@@ -193,11 +205,24 @@ class InferenceSession:
             settle(spans, answers, error)
             self._changed.notify_all()
         if error is None:
+            self._learn(spans, aim, row_count(batch), seconds)
             self._record_batch(row_count(batch), seconds, size)
         else:
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
-    # What is measured.
+    # What is learned and measured.
+
+    def _learn(self, spans: list[Span[Request]], aim: Aim, rows: int, seconds: float) -> None:
+        lengths = lengths_of(spans)
+        if lengths is not None:
+            self._owner.metrics.count(self._keys["useful_cost"], sum(lengths))
+            self._owner.metrics.count(self._keys["padded_cost"], rows * self._limits.padded_length(max(lengths)))
+        failed = self._model.take_out_of_memory()
+        if failed is None:
+            self._aiming.ran(aim, rows, lengths, seconds)
+            return
+        self._owner.metrics.count(self._keys["out_of_memory_counter"])
+        self._aiming.out_of_memory(failed, None if lengths is None else lengths[-failed:])
 
     def _load(self) -> None:
         loaded = self._model.load()
@@ -228,6 +253,9 @@ class InferenceSession:
             metrics.distribution_of(self._keys["inference_request_batch_size"]).merge(self._sizes)
             metrics.distribution_of(self._keys["inference_batch_latency_micro_secs"]).merge(self._latencies)
             self._sizes, self._latencies = Distribution(), Distribution()
+            found = self._aiming.explain()
+            if found is not None:
+                metrics.notes[self._keys["batch_size_found"]] = found
 
 
 class Lane:
@@ -240,13 +268,30 @@ class Lane:
         self._args: Any = None
         self._args_identity: Hashable = None
 
-    def submit(self, ticket: Ticket, args: Any = None, *, weights: list[int] | None = None, alone: bool = False) -> None:
+    def submit(
+        self,
+        ticket: Ticket,
+        args: Any = None,
+        *,
+        weights: list[int] | None = None,
+        lengths: list[int] | None = None,
+        alone: bool = False,
+    ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
         group = (columns, self._args_identity)
-        self._session.submit(Entry(Request(ticket, args, self), ticket.missing, weights=weights, group=group, alone=alone))
+        entry = Entry(
+            Request(ticket, args, self),
+            ticket.missing,
+            weights=weights,
+            lengths=lengths,
+            group=group,
+            alone=alone,
+            bytes=0 if lengths is None else byte_size(ticket.block),
+        )
+        self._session.submit(entry)
 
     def wait(self, ticket: Ticket) -> Block:
         """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""
@@ -271,3 +316,9 @@ def _checked_limit(limit: object) -> int:
     if not isinstance(limit, int) or limit < 1:
         raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
     return limit
+
+
+def _batch_of(spans: list[Span[Request]]) -> Block:
+    if len(spans) > 1 and all(stop - start == 1 and entry.lengths is not None for entry, start, stop in spans):
+        return [entry.item.ticket.block[start] for entry, start, _ in spans]  # rows of like length, from everywhere
+    return join([slice_rows(entry.item.ticket.block, start, stop) for entry, start, stop in spans])

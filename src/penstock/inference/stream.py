@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.blocks import Block, Pacer, is_table, row_count, rows_of
+from penstock.batching.entry import LOOKAHEAD
+from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
 from penstock.errors import StepError
 from penstock.inference.path import join_keys, through
 from penstock.inference.session import InferenceSession
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
-from penstock.rows import weigh_rows
+from penstock.rows import measured, weigh_rows
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class _Pending:
     ticket: Ticket
     keys: list[Any] | None
     rows: int
+    bytes: int
 
 
 class InferenceStream:
@@ -38,16 +40,22 @@ class InferenceStream:
         self._path = transform.path
         self._args = transform.inference_args
         self._weigh = transform.limits.weigh if transform.limits.max_weight is not None else None
-        self._columns = transform.path.plain and transform.path.model_handler.takes_columns()
+        self._handler = transform.path.model_handler
+        self._measure = self._handler.measures_length()
+        whole_rows = self._weigh is not None or self._measure
+        self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
         self._lane = session.join(caller, step)
-        self._window = 2 * transform.limits.max_size
+        limits = transform.limits
+        self._window = 2 * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
+        self._window_bytes = 2 * limits.lookahead_bytes
         self._pending: deque[_Pending] = deque()
         self._in_flight = 0
+        self._in_flight_bytes = 0
         self._pacer = Pacer()
 
     def push(self, block: Block) -> Iterator[Block]:
         """Submit a block; yield the answers that are there."""
-        if is_table(block) and self._columns and self._weigh is None:
+        if is_table(block) and self._columns:
             self._submit(block, None)
         elif self._path.prebatched:
             self._submit_batches(rows_of(block))
@@ -58,8 +66,11 @@ class InferenceStream:
         yield from self._ready()
 
     def _ready(self) -> Iterator[Block]:
-        while self._pending and (self._pending[0].ticket.settled or self._in_flight > self._window):
+        while self._pending and (self._pending[0].ticket.settled or self._too_many()):
             yield self._take()
+
+    def _too_many(self) -> bool:
+        return self._in_flight > self._window or self._in_flight_bytes > self._window_bytes
 
     def finish(self) -> Iterator[Block]:
         """Yield the rest of the answers, waiting for them."""
@@ -101,16 +112,21 @@ class InferenceStream:
         weights = None
         if self._weigh is not None and not alone:
             weights = weigh_rows(self._weigh, rows_of(block), self._step)
-        pending = _Pending(Ticket(block), keys, row_count(block))
+        pending = _Pending(Ticket(block), keys, row_count(block), byte_size(block))
         self._pending.append(pending)
         self._in_flight += pending.rows
+        self._in_flight_bytes += pending.bytes
         self.rows_in += pending.rows
-        self._lane.submit(pending.ticket, self._args, weights=weights, alone=alone)
+        lengths = None
+        if self._measure and not alone:
+            lengths = measured(self._handler.get_lengths, rows_of(block), self._step)
+        self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
 
     def _take(self) -> Block:
         pending = self._pending.popleft()
         answers = self._lane.wait(pending.ticket)
         self._in_flight -= pending.rows
+        self._in_flight_bytes -= pending.bytes
         if not isinstance(answers, list) or self._path.plain:
             return answers
         answers = through(self._path.after_model, answers, self._step, "postprocess")

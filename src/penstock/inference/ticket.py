@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from penstock.batching.batcher import Span
+from penstock.batching.entry import Span
 from penstock.blocks import Block, is_table, row_count
 from penstock.errors import PenstockError
 
@@ -63,16 +63,30 @@ class Request(NamedTuple):
 
 def settle(spans: list[Span[Request]], answers: Any, error: PenstockError | None) -> None:
     """Hand the answers of one batch, or its error, to the tickets whose rows were in it."""
+    if error is not None:
+        for span in spans:
+            span.entry.item.ticket.error = span.entry.item.ticket.error or error
+        return
+    if len(spans) == 1:
+        entry, start, stop = spans[0]
+        entry.item.ticket.fill(start, stop, answers)
+        return
     at = 0
     for entry, start, stop in spans:
         ticket = entry.item.ticket
-        if error is not None:
-            ticket.error = ticket.error or error
-        elif len(spans) == 1:
-            ticket.fill(start, stop, answers)
+        if stop - start == 1 and isinstance(answers, list):  # of rows of like length, each comes from elsewhere
+            ticket.answers[start] = answers[at]
+            ticket.missing -= 1
         else:
             ticket.fill(start, stop, answers[at : at + stop - start])
         at += stop - start
+
+
+def lengths_of(spans: list[Span[Request]]) -> list[int] | None:
+    """The lengths of the rows of a batch, where they are known."""
+    if spans[0].entry.lengths is None or spans[0].entry.alone:
+        return None
+    return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
 
 
 def identity_of(args: Any) -> Hashable:

@@ -46,6 +46,8 @@ class RunInference(PTransform[PCollection[T], PCollection[U]]):
             )
         inner.validate_inference_args(inference_args)
         self.limits = BatchLimits.of(inner.batch_elements_kwargs())
+        if self.limits.max_padded_cost is not None and not inner.measures_length():
+            raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
         self.inference_args = inference_args
         self.metrics_namespace = metrics_namespace or inner.get_metrics_namespace()
         self.model_identifier = model_identifier

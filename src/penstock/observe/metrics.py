@@ -46,6 +46,7 @@ class Metrics:
 
     counters: dict[MetricKey, int] = field(default_factory=dict)
     distributions: dict[MetricKey, Distribution] = field(default_factory=dict)
+    notes: dict[MetricKey, str] = field(default_factory=dict)  # the newest words on something that was found
 
     def count(self, key: MetricKey, n: int = 1) -> None:
         self.counters[key] = self.counters.get(key, 0) + n
@@ -64,12 +65,14 @@ class Metrics:
             self.count(key, n)
         for key, distribution in other.distributions.items():
             self.distribution_of(key).merge(distribution)
+        self.notes.update(other.notes)
 
     def drain(self) -> Metrics:
         """What was recorded since the last drain."""
-        drained = Metrics(dict(self.counters), dict(self.distributions))
+        drained = Metrics(dict(self.counters), dict(self.distributions), dict(self.notes))
         self.counters.clear()
         self.distributions.clear()
+        self.notes.clear()
         return drained
 
     def counter(self, name: str, *, step: str | None = None) -> int:

@@ -102,7 +102,11 @@ class Pipeline:
     def explain(self) -> str:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
         engine, options = self._resolve()
-        return engine.explain(Graph(self._nodes), options)
+        text = engine.explain(Graph(self._nodes), options)
+        found = (
+            [] if self.result is None else sorted(f"  {key.step}: {note}" for key, note in self.result.metrics.notes.items())
+        )
+        return "\n".join([text, "", "found in the last run:", *found]) if found else text
 
     def expand(self, transform: PTransform[Any, OutT], left: Any) -> OutT:
         """Expand a transform in this pipeline, under its name and its hints."""

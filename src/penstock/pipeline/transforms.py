@@ -238,6 +238,25 @@ class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
         return single(self, pcoll)
 
 
+class GroupIntoBatches(PTransform[PCollection[tuple[Any, T]], PCollection[tuple[Any, list[T]]]]):
+    """Rows (key, value) in, rows (key, values) out: up to `batch_size` values of one key, in order.
+
+    Batches are made inside a split: a key whose rows are spread over several splits has a small batch in each.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        max_batch_weight: int | None = None,
+        element_size_fn: Callable[[T], int] | None = None,
+    ) -> None:
+        self.limits = BatchLimits(max_size=batch_size, max_weight=max_batch_weight, weigh=element_size_fn)
+
+    def expand(self, pcoll: PCollection[tuple[Any, T]]) -> PCollection[tuple[Any, list[T]]]:
+        return single(self, pcoll)
+
+
 def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollection[Any]:
     """Add a primitive step with one input and one output."""
     if not isinstance(pcoll, PCollection):

@@ -17,15 +17,17 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.batching.entry import LOOKAHEAD
 from penstock.engines.local.accounting import check_counts, is_counted
 from penstock.engines.local.coordinator import Coordinator, Tally
 from penstock.engines.local.explain import explain
+from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.inline import InlineWorkers
 from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, Pools, choose_pools
 from penstock.engines.local.processes import Guardian
 from penstock.engines.local.remote import ProcessWorkers
 from penstock.engines.local.schedule import Scheduler, Task
-from penstock.engines.plan import Plan, Stage, Step, largest_batch, make_plan
+from penstock.engines.plan import Plan, Stage, Step, largest_batch, make_plan, measures_length
 from penstock.errors import NotShippableError, OutputError
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Sink, Write
@@ -58,7 +60,7 @@ class LocalEngine:
         scheduler = _scheduler(plan, pools, options)
         run = _Run(secrets.token_hex(8), graph, plan, pools, programs, scheduler, options)
         _raise_file_limit()
-        with _terminable():
+        with _terminable(), seldom_collected():
             tally = run.carry_out()
         result = RunResult(
             run=run.id,
@@ -202,6 +204,8 @@ def _scheduler(plan: Plan, pools: Pools, options: RunOptions) -> Scheduler:
         slots = pools.of_stage(stage.index).size
         at_once = slots.workers * slots.slots
         rows = max(BATCHES_PER_SPLIT * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
+        if at_once == 1 and measures_length(stage):
+            rows = max(rows, LOOKAHEAD[1])  # nothing is gained by small splits, and much by many rows to choose from
         goal = SplitGoal(min_splits=SPLITS_PER_SLOT * at_once, min_rows=rows, at_once=at_once)
         for number, split in enumerate(read.source.splits(goal)):
             scheduler.add(stage.index, root, (number,), split)

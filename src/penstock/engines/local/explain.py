@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.engines.local.pools import Pool, Pools
 from penstock.engines.plan import Outlet, Plan, Stage, Step
 from penstock.inference.transform import RunInference
@@ -49,7 +51,7 @@ def _detail(step: Step, pools: Pools) -> str:
     if step.transform.path.prebatched:
         parts.append("rows are batches already")
     else:
-        parts.append(f"batches of at most {limits.max_size} rows")
+        parts.append(_batches(step.transform))
         if limits.max_weight is not None:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
@@ -57,6 +59,16 @@ def _detail(step: Step, pools: Pools) -> str:
     if step.transform.path.model_handler.takes_columns() and step.transform.path.plain:
         parts.append("takes columns")
     return f": {', '.join(parts)}"
+
+
+def _batches(step: RunInference[Any, Any]) -> str:
+    limits = step.limits
+    if step.path.model_handler.measures_length():
+        budget = "found while running" if limits.max_padded_cost is None else f"at most {limits.max_padded_cost}"
+        return f"batches of rows of like length out of {limits.lookahead_rows or 'many'}, padded cost {budget}"
+    if limits.max_size is None:
+        return "batches of a size that is found while running"
+    return f"batches of at most {limits.max_size} rows"
 
 
 def _outlet(plan: Plan, outlet: Outlet) -> str:

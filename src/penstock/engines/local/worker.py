@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from penstock.engines.local.channel import Channel
 from penstock.engines.local.execute import Executor
+from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
 from penstock.engines.local.protocol import Done, ErrorReport, Failed, Install, Progress, Ready, Stop, Work
 from penstock.engines.plan import Outlet
@@ -33,7 +34,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
     if sys.stderr is not None:
         faulthandler.enable()
-    _Worker(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3])).serve()
+    with seldom_collected():
+        _Worker(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3])).serve()
 
 
 class _Worker:

@@ -1,0 +1,56 @@
+"""What goes into the batcher, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+LOOKAHEAD = 4096, 262_144  # rows: the least and the most, where the user sets none
+
+
+class Entry(Generic[T]):
+    """Rows that one caller submitted together. The batcher sees numbers of them; `item` is the caller's own."""
+
+    __slots__ = ("alone", "arrived", "bytes", "group", "item", "lengths", "size", "taken", "weights")
+
+    def __init__(
+        self,
+        item: T,
+        size: int,
+        *,
+        weights: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        group: Hashable = None,
+        alone: bool = False,
+        bytes: int = 0,  # noqa: A002
+    ) -> None:
+        self.item = item
+        self.size = size
+        self.weights = weights
+        self.lengths = lengths  # rows with lengths are batched with rows of like length
+        self.group = group  # only rows of one group share a batch
+        self.alone = alone  # this entry is a batch already
+        self.bytes = bytes  # about; counted where rows have lengths, because many of them wait
+        self.arrived = 0.0
+        self.taken = 0  # rows that have left
+
+
+class Span(NamedTuple, Generic[T]):
+    """Rows start to stop of an entry: a piece of a batch."""
+
+    entry: Entry[T]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a full batch is right now: a number of rows and, where rows have lengths, a padded cost; and how many rows
+    with lengths should wait before some of them leave."""
+
+    rows: int
+    cost: int | None = None
+    lookahead: int = LOOKAHEAD[0]

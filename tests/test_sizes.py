@@ -1,0 +1,182 @@
+"""The search for a size, on simulated costs, and what happens when memory runs out."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.batching.aim import Aiming
+from penstock.batching.limits import BatchLimits
+from penstock.batching.sizes import Ceiling, SizeFinder, ladder
+from penstock.errors import StepError
+
+ROWS, MOST = 20_000, 1024
+
+CURVES = {
+    "linear": lambda size, done: 0.010 + 0.001 * size,
+    "hardly any overhead": lambda size, done: 0.0001 + 0.001 * size,
+    "plateau": lambda size, done: 0.020 * max(1, -(-size // 64)),
+    "cliff": lambda size, done: (0.010 + 0.0005 * size) * (6 if size > 100 else 1),
+    "drift up": lambda size, done: (0.001 if done < ROWS / 2 else 0.050) + 0.001 * size,
+    "drift down": lambda size, done: (0.010 + 0.001 * size) * (1 if done < ROWS / 2 or size <= 48 else 4),
+}
+
+
+def fixed(cost, size):
+    done, clock = 0, 0.0
+    while done < ROWS:
+        rows = min(size, ROWS - done)
+        clock += cost(rows, done)
+        done += rows
+    return done / clock
+
+
+def searched(cost):
+    """Rows/s of the search, without its first 5% of the rows."""
+    finder, done, clock, from_here = SizeFinder(ladder(1, MOST), 8), 0, 0.0, None
+    while done < ROWS:
+        if done >= ROWS * 0.05 and from_here is None:
+            from_here = (done, clock)
+        rows = min(finder.size, ROWS - done)
+        seconds = cost(rows, done)
+        finder.observe(finder.size, rows, rows, seconds)
+        done, clock = done + rows, clock + seconds
+    return (done - from_here[0]) / (clock - from_here[1])
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_search_is_near_the_best_fixed_size(curve):
+    cost = CURVES[curve]
+    assert searched(cost) >= 0.95 * max(fixed(cost, size) for size in range(1, MOST + 1, 3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 5000), st.integers(1, 100), st.integers(0, 2**32))
+def test_the_search_never_leaves_its_ladder(least, more, start, seed):
+    chance = random.Random(seed)
+    sizes = ladder(least, least + more)
+    finder = SizeFinder(sizes, start)
+    for _ in range(200):
+        assert finder.size in sizes
+        amount = chance.choice([finder.size, finder.size // 2, 1])
+        finder.observe(finder.size, amount, chance.uniform(0, amount), chance.choice([0.0, chance.uniform(1e-6, 10)]))
+    assert str(finder.size) in finder.explain()
+
+
+@given(st.integers(1, 1000), st.integers(1, 100_000))
+def test_a_ladder_has_both_ends_and_small_steps(least, more):
+    sizes = ladder(least, least + more)
+    assert (sizes[0], sizes[-1]) == (least, least + more)
+    assert all(one < other <= max(one + 1, 1.5 * one + 1) for one, other in pairwise(sizes))
+
+
+def test_batches_that_are_far_from_full_tell_nothing():
+    finder = SizeFinder(ladder(1, 100), 8)
+    size = finder.size
+    for _ in range(50):
+        finder.observe(size, size // 2, size // 2, 0.1)
+    assert finder.size == size
+
+
+def test_the_least_and_the_most_are_kept():
+    aiming = Aiming(BatchLimits(min_size=20, max_size=None, size_buckets=()), by_length=False)
+    for _ in range(300):
+        aim = aiming.aim()
+        assert aim.rows >= 20
+        aiming.ran(aim, aim.rows, None, aim.rows**2)  # small ones are best
+
+
+def test_what_the_user_sets_is_not_searched_for():
+    aiming = Aiming(BatchLimits(max_size=33), by_length=False)
+    assert (aiming.aim().rows, aiming.explain()) == (33, None)
+
+
+def test_a_ceiling_is_remembered_and_tried_again():
+    ceiling = Ceiling()
+    assert ceiling.under(1000) == 1000
+    ceiling.out_of_memory(800)
+    assert ceiling.under(1000) == 560
+    for _ in range(99):
+        ceiling.ran()
+    assert ceiling.under(1000) == 560
+    ceiling.ran()
+    assert ceiling.under(1000) == 700
+    for _ in range(2000):
+        ceiling.ran()
+    assert ceiling.under(1000) == 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 10**6), max_size=30))
+def test_a_ceiling_always_leaves_one_row(sizes):
+    ceiling = Ceiling()
+    for size in sizes:
+        ceiling.out_of_memory(size)
+        assert 1 <= ceiling.under(10**6) < max(2, size)
+
+
+class Cramped(ps.ModelHandler):
+    """Runs out of memory above a size that changes as rows go by."""
+
+    def load_model(self):
+        return {"rows": 0}
+
+    def run_inference(self, batch, model, inference_args=None):
+        limit = 40 if model["rows"] < 1500 else 11
+        if len(batch) > limit:
+            raise MemoryError(f"{len(batch)} rows")
+        if "large" in batch:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        model["rows"] += len(batch)
+        return [(row, len(batch)) for row in batch]
+
+
+@pytest.mark.parametrize("settings_", [{}, {"max_batch_size": 64}, {"batch_length_fn": lambda row: 1}], ids=str)
+def test_the_same_rows_run_again_in_smaller_batches(pipeline, settings_):
+    p = pipeline()
+    made = (p | ps.Create(range(4000)) | ps.RunInference(Cramped(**settings_))).collect()
+    assert [row for row, _ in made] == list(range(4000))
+    assert max(size for _, size in made) <= 40
+    assert p.result.metrics.counter("out_of_memory_counter") > 0
+    assert p.result.metrics.counter("failed_batches_counter") == 0
+    assert p.result.metrics.counter("num_inferences") == 4000
+
+
+def test_the_limit_is_remembered():
+    p = ps.Pipeline(workers=0)
+    _ = p | ps.Create(range(1400)) | ps.RunInference(Cramped(max_batch_size=64))
+    failures = p.run().metrics.counter("out_of_memory_counter")
+    assert failures <= 3
+
+
+def test_only_a_row_that_does_not_fit_alone_fails(pipeline):
+    rows = pipeline() | ps.Create([1, 2, 3, "large", 4]) | "m" >> ps.RunInference(Cramped())
+    with pytest.raises(StepError, match=r"step 'm': RuntimeError: CUDA out of memory.*\n  row: 'large'"):
+        rows.collect()
+
+
+def test_a_handler_can_say_what_else_counts(pipeline):
+    class Odd(ps.ModelHandler):
+        def load_model(self):
+            return None
+
+        def run_inference(self, batch, model, inference_args=None):
+            if len(batch) > 5:
+                raise ValueError("RESOURCE_EXHAUSTED")
+            return batch
+
+        def is_out_of_memory(self, error):
+            return "RESOURCE_EXHAUSTED" in str(error)
+
+    assert (pipeline() | ps.Create(range(300)) | ps.RunInference(Odd(max_batch_size=50))).collect() == list(range(300))
+
+
+def test_an_estimate_without_numbers_says_so():
+    assert "too few full batches" in SizeFinder(ladder(1, 8), 8).explain()
+    assert math.isfinite(Ceiling().under(5))
