@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported: no test looks anything up there
 faulthandler.enable()
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -185,7 +185,7 @@ def test_workers_killed_at_random(descendants, tmp_path):
 
     def killer():
         chance = random.Random(7)
-        while not done.wait(chance.uniform(0.05, 0.4)) and len(kills) < 25:
+        while not done.wait(chance.uniform(0.2, 0.8)) and len(kills) < 15:
             workers = [pid for pid in descendants() if b"engines.local.worker" in command_line(pid)]
             if workers:
                 kills.append(victim := chance.choice(workers))
