@@ -59,12 +59,12 @@ def test_next_on_an_empty_iterator_does_not_end_the_rows_early():
         map_rows(lambda row: next(iter([row] if row != 2 else [])), [1, 2, 3], "step")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_signals_to_stop_are_not_errors_of_a_row(error):
+@pytest.mark.parametrize(("raised", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, StepError)])
+def test_ctrl_c_is_not_an_error_of_a_row_but_sys_exit_is(raised, seen):
     def function(row):
-        raise error
+        raise raised
 
-    with pytest.raises(error):
+    with pytest.raises(seen):
         map_rows(function, [1], "step")
 
 
