@@ -313,6 +313,7 @@ def test_modules_in_the_working_directory_do_not_disturb_workers(tmp_path):
     (tmp_path / "cwd" / "json.py").write_text("raise RuntimeError('not yours')")
     (tmp_path / "script.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "../script.py"], cwd=tmp_path / "cwd", timeout=50, check=True, capture_output=True)
+    assert (tmp_path / "cwd" / "done").exists()
 
 
 def test_many_open_files_in_the_users_process():

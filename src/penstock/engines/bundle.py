@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
-from penstock.engines.operators import Emit, InferenceOperator, Operator, make_operator
+from penstock.engines.operator import Emit, Operator
+from penstock.engines.operators import InferenceOperator, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
 from penstock.inference.session import Sessions
