@@ -15,7 +15,6 @@ import pytest
 
 import penstock as ps
 from penstock.blocks import byte_size, size_of
-from penstock.engines.local import schedule
 from penstock.engines.local.accounting import check_counts
 from penstock.engines.local.processes import describe_exit
 from penstock.errors import AccountingError, OutputError, StepError, UsageError
@@ -230,17 +229,6 @@ def test_a_finish_that_fails_hides_no_earlier_error(tmp_path):
 
 
 def test_two_runs_into_one_folder_do_not_replace_each_other(tmp_path):
-    started, go = threading.Event(), threading.Event()
-
-    class Waits(ps.Source):
-        def splits(self, goal):
-            started.set()
-            go.wait(30)
-            return [0]
-
-        def read(self, split):
-            yield ["slow"]
-
     slow = ps.Pipeline(workers=0)
     slow | ps.Create(["slow"]) | ps.Map(lambda x: x) | ps.WriteToText(str(tmp_path / "out"))
     sink = next(node for node in slow._nodes if hasattr(node.transform, "sink")).transform.sink
@@ -286,7 +274,6 @@ def test_rows_that_go_missing_between_steps_are_noticed():
 
 def test_signals_without_a_name():
     assert describe_exit(-35) == "signal 35"
-    assert schedule.ATTEMPTS == 4
 
 
 # The process around a run.

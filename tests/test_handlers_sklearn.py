@@ -261,8 +261,11 @@ def test_a_missing_framework_says_how_to_install_it() -> None:
 
 
 def test_the_numpy_handler_needs_no_pandas() -> None:
-    code = "import sys; sys.modules['pandas'] = None\nimport penstock.handlers.sklearn"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys; sys.modules['pandas'] = None\nimport penstock.handlers.sklearn as s; print(s.ModelFileType.SKOPS.value)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "skops\n")
 
 
 # Rows that do not fit.

@@ -144,7 +144,7 @@ class _Run:
     def _coordinate(self, workers: InlineWorkers | ProcessWorkers) -> Tally:
         wanted = sys.stderr is not None and (sys.stderr.isatty() if self.options.progress is None else self.options.progress)
         progress = Progress(sys.stderr) if wanted else None
-        known = sum(read.source.count() or 0 for _, _, _, read in self.plan.sources())
+        known = self.pools.rows or 0
 
         def watch(tally: Tally, running: Mapping[int, Task]) -> None:
             assert progress is not None

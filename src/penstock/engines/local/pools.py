@@ -60,6 +60,7 @@ class Pools:
     in_process: bool
     why: str
     pools: Sequence[Pool]
+    rows: int | None = None  # at the sources, if that is known beforehand
     small: bool = False  # few rows: not worth a process
 
     def of_stage(self, stage: int) -> Pool:
@@ -73,10 +74,14 @@ class Pools:
 
 def choose_pools(plan: Plan, options: RunOptions, machine: Machine) -> Pools:
     """Decide from the plan, the user's options and the machine alone."""
-    if options.workers == 0:
-        return _in_process(plan, options, "workers=0")
     counts = [read.source.count() for _, _, _, read in plan.sources()]
     known = None if None in counts else sum(count or 0 for count in counts)
+    return replace(_choose(plan, options, machine, known), rows=known)
+
+
+def _choose(plan: Plan, options: RunOptions, machine: Machine, known: int | None) -> Pools:
+    if options.workers == 0:
+        return _in_process(plan, options, "workers=0")
     if options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
         why = f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process"
         return replace(_in_process(plan, options, why), small=True)
