@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import random
 import signal
@@ -149,6 +150,7 @@ def test_neighbours_of_a_deadly_row_are_not_used_up(tmp_path):
     def crash_in_company(x):
         if x % 100 == 0:
             with open(tmp_path / "deaths", "a+") as deaths:
+                fcntl.flock(deaths, fcntl.LOCK_EX)  # held to the end: one mark for each death, whichever thread it is
                 deaths.seek(0)
                 if len(deaths.read()) < 3:
                     deaths.write("x")
