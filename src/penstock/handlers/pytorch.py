@@ -6,6 +6,7 @@ rows -> one tensor (or a dict of tensors) -> device -> model -> CPU -> one Predi
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
@@ -80,9 +81,9 @@ def _run_stacked(
     inference_args: InferenceArgs,
     model_id: str | None,
 ) -> list[PredictionResult]:
-    with torch.inference_mode():
-        output = call(_stack(batch).to(device), **(inference_args or {}))
-    return _results(batch, output, model_id)
+    stacked = _stack(batch)
+    answers = _call(lambda move: call(move(stacked), **(inference_args or {})), device, len(batch))
+    return _results(batch, answers, model_id)
 
 
 def _run_stacked_by_key(
@@ -99,10 +100,35 @@ def _run_stacked_by_key(
                 f"the rows of one batch must have the same keys, but saw {list(keys)} and {list(row)}; "
                 "give every row the same keys, in with_preprocess_fn() for example"
             )
+    stacked = {key: _stack([row[key] for row in batch]) for key in keys}
+
+    def run(move: _Move) -> Any:
+        return call(**{key: move(tensor) for key, tensor in stacked.items()}, **(inference_args or {}))
+
+    return _results(batch, _call(run, device, len(batch)), model_id)
+
+
+_Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+_LAUNCHING = threading.Lock()  # modules need not be thread-safe: one at a time, while the device is at work behind it
+
+
+def _call(run: Callable[[_Move], Any], device: torch.device, rows: int) -> Sequence[Any]:
+    """Run the model and fetch its answers. On a GPU this thread waits for its own batch alone, on a stream of its own, so
+    that another can set up the next one meanwhile; the device runs them in turn."""
     with torch.inference_mode():
-        tensors = {key: _stack([row[key] for row in batch]).to(device) for key in keys}
-        output = call(**tensors, **(inference_args or {}))
-    return _results(batch, output, model_id)
+        if device.type != "cuda":
+            return _split(run(lambda tensor: tensor.to(device)), rows)
+        with _LAUNCHING:
+            output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+            done = torch.cuda.current_stream(device).record_event()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            done.wait()
+            return _split(output, rows)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory that a device reads by itself: the copy does not wait for what the device is at."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 # Rows to tensors, and back.
@@ -125,8 +151,7 @@ def _kind(row: object) -> str:
     return f"Tensor{tuple(row.shape)}" if isinstance(row, torch.Tensor) else type(row).__name__
 
 
-def _results(batch: Sequence[Any], output: Any, model_id: str | None) -> list[PredictionResult]:
-    answers = _split(output, len(batch))
+def _results(batch: Sequence[Any], answers: Sequence[Any], model_id: str | None) -> list[PredictionResult]:
     return [PredictionResult(example, answer, model_id) for example, answer in zip(batch, answers, strict=True)]
 
 
@@ -237,6 +262,9 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         self, batch: Sequence[ExampleT], model: torch.nn.Module, inference_args: InferenceArgs = None
     ) -> Iterable[PredictionResult]:
         return self._inference_fn(batch, model, usable_device(self._device), inference_args, self.model_id())
+
+    def prepares_ahead(self) -> bool:
+        return self._device != "cpu" and self._inference_fn is self._default_inference_fn
 
     def model_id(self) -> str:
         return self._source.path

@@ -138,6 +138,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""
         return 1
 
+    def prepares_ahead(self) -> bool:
+        """Whether run_inference() may be called for the next batch while one is on a device that takes them in turn: its
+        rows are then collated and moved meanwhile. For thread-safe handlers of models on an accelerator."""
+        return False
+
     def get_num_bytes(self, batch: Sequence[ExampleT]) -> int:
         """About how many bytes a batch holds, for the metric inference_request_batch_byte_size, which samples it."""
         return byte_size(list(batch))

@@ -6,8 +6,9 @@
     lane.wait(ticket)             <----  run_inference(batch, model): answers back to their tickets
 
 Who runs a batch: by default the caller whose rows complete it, on its own thread, so that one caller alone switches no
-threads. A caller that waits runs what waits, as soon as no other caller can add to it. With max_batch_duration_secs a
-thread of the session runs all batches, because only a thread of its own can keep a deadline.
+threads. A caller that waits runs what waits, as soon as no other caller can add to it. Threads of the session run all
+batches with max_batch_duration_secs, because only a thread of its own can keep a deadline, and where several batches may
+be in run_inference() at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.batching.entry import Aim, Entry, Span
 from penstock.blocks import Block, byte_size, is_table, join, row_count, slice_rows
 from penstock.errors import EngineError, PenstockError, StepError, UsageError
 from penstock.inference.columns import with_answers
+from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
 from penstock.inference.ticket import Caller, Request, Ticket, identity_of, lengths_of, settle
 from penstock.inference.transform import RunInference
@@ -94,12 +96,14 @@ class InferenceSession:
         self._limits = transform.limits
         self._lanes: set[Lane] = set()
         self._running = 0
-        self._limit = _checked_limit(self.handler.max_concurrent_batches())
+        self._in_turn = self.handler.prepares_ahead()
+        self._limit = concurrent_batches(self.handler)
         self._keys = {name: MetricKey(step, transform.metrics_namespace, name) for name in METRICS}
         self._closed = False
         self._sizes, self._latencies = Distribution(), Distribution()
+        self._ended = 0.0  # when the last batch did
         self._threads: list[threading.Thread] = []
-        if transform.limits.max_wait is not None:
+        if transform.limits.max_wait is not None or self._limit > 1:
             self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
             for thread in self._threads:
                 thread.start()
@@ -205,12 +209,17 @@ class InferenceSession:
             settle(spans, answers, error)
             self._changed.notify_all()
         if error is None:
-            self._learn(spans, aim, row_count(batch), seconds)
+            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds))
             self._record_batch(row_count(batch), seconds, size)
         else:
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
     # What is learned and measured.
+
+    def _own_time(self, started: float, seconds: float) -> float:
+        """How long the model worked on a batch: where batches take turns, without the time of the one before."""
+        before, self._ended = self._ended, max(self._ended, started + seconds)
+        return max(started + seconds - max(before, started), 0.0) if self._in_turn else seconds
 
     def _learn(self, spans: list[Span[Request]], aim: Aim, rows: int, seconds: float) -> None:
         lengths = lengths_of(spans)
@@ -312,10 +321,12 @@ class Lane:
         self._session.leave(self)
 
 
-def _checked_limit(limit: object) -> int:
+def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:
+    """How many batches may be in run_inference() at once."""
+    limit: object = handler.max_concurrent_batches()
     if not isinstance(limit, int) or limit < 1:
         raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
-    return limit
+    return max(limit, 2) if handler.prepares_ahead() else limit
 
 
 def _batch_of(spans: list[Span[Request]]) -> Block:

@@ -11,7 +11,7 @@ from penstock.batching.entry import LOOKAHEAD
 from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
 from penstock.errors import StepError
 from penstock.inference.path import join_keys, through
-from penstock.inference.session import InferenceSession
+from penstock.inference.session import InferenceSession, concurrent_batches
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
 from penstock.rows import measured, weigh_rows
@@ -46,7 +46,8 @@ class InferenceStream:
         self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
         self._lane = session.join(caller, step)
         limits = transform.limits
-        self._window = 2 * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
+        at_once = 1 + concurrent_batches(self._handler)
+        self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
         self._window_bytes = 2 * limits.lookahead_bytes
         self._pending: deque[_Pending] = deque()
         self._in_flight = 0
