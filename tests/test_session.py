@@ -579,6 +579,21 @@ def test_as_many_batches_run_at_once_as_the_handler_allows(sessions, duration):
     assert handler.most == 3
 
 
+def test_one_caller_is_enough_for_several_batches_at_once(sessions):
+    handler = Crowd(3, 3, max_batch_size=1)
+    _, (lane,) = joined(open_session(sessions, handler), 1)
+    assert ask_and_leave(lane, [1, 2, 3], [4, 5, 6]) == [1, 2, 3, 4, 5, 6]
+    assert handler.most == 3
+
+
+def test_the_next_batch_is_prepared_while_one_is_on_the_device(sessions):
+    handler = Crowd(1, 2, max_batch_size=1)
+    handler.prepares_ahead = lambda: True
+    _, (lane,) = joined(open_session(sessions, handler), 1)
+    assert ask_and_leave(lane, [1, 2], [3, 4]) == [1, 2, 3, 4]
+    assert handler.most == 2
+
+
 @pytest.mark.parametrize("duration", [None, 600], ids=["", "with a duration"])
 def test_one_batch_runs_at_a_time_unless_the_handler_says_otherwise(sessions, duration):
     handler = Crowd(1, 1, max_batch_size=2, max_batch_duration_secs=duration)

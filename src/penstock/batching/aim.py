@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.batching.entry import LOOKAHEAD, Aim
-from penstock.batching.limits import BatchLimits, up_to_bucket
+from penstock.batching.limits import MOST_SHORT_ROWS, BatchLimits, up_to_bucket
 from penstock.batching.sizes import Ceiling, SizeFinder, ladder
 
 FIRST_ROWS = 8
@@ -35,7 +35,7 @@ class Aiming:
         if self._by_length:
             cost = self._finder.size if self._finder is not None else self._limits.max_padded_cost
             assert cost is not None
-            return Aim(self._limits.most_rows, self._ceiling.under(cost), self._lookahead())
+            return Aim(self._most_rows(), self._ceiling.under(cost), self._lookahead())
         rows = self._finder.size if self._finder is not None else self._limits.most_rows
         return Aim(self._bucket_below(self._ceiling.under(rows)))
 
@@ -64,6 +64,11 @@ class Aiming:
         if self._finder is None:
             return None
         return f"{'padded cost' if self._by_length else 'rows'} {self._finder.explain()}"
+
+    def _most_rows(self) -> int:
+        """Where rows have lengths the cost is what bounds a batch; rows alone should not, unless the user says so."""
+        told = self._limits.max_size is not None or self._limits.size_buckets
+        return self._limits.most_rows if told else max(MOST_SHORT_ROWS, self._limits.min_size)
 
     def _lookahead(self) -> int:
         """Enough rows for many batches, so that the rows of each are alike."""

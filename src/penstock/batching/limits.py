@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import UsageError
 
 MOST_ROWS = 8192  # in a batch, where the user sets no limit: the search for a size ends here
+MOST_SHORT_ROWS = 32_768  # the same where rows have lengths, and their padded cost is what is searched for
 LONGEST_WAIT = 86_400  # seconds
 
 # What Beam's BatchElements can be told besides limits: how it searches for a size. Nothing here needs telling.

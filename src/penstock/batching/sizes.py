@@ -15,6 +15,7 @@ NEAR = math.log(1.03)  # of the best: the smallest size this near to it wins, so
 WORTH = math.log(1.02)  # a gain that keeps the climb going
 CLEAR = math.log(1.2)  # a change that no noise makes
 PAUSE = 12  # batches between two tries of a neighbour
+BACK = 8  # rungs: a sixteenth of the size
 DROP = math.log(1.3)  # below what was usual, three times in a row: the world has changed
 
 _Search: TypeAlias = Generator[int, float, None]
@@ -61,10 +62,11 @@ class SizeFinder:
         at, up = start, True
         while True:
             at = yield from self._climb(at, 2 if up else -2)
-            found = yield from self._watch(self._best(at))
-            if found is None:  # the world has changed: forget what was, and begin again
+            best = self._best(at)
+            found = yield from self._watch(best)
+            if found is None:  # the world has changed: forget what was, and begin again, a good deal lower
                 self._known.clear()
-                found = start, True
+                found = max(0, best - BACK), True
             at, up = found
 
     def _climb(self, at: int, stride: int) -> Generator[int, float, int]:

@@ -115,15 +115,16 @@ _LAUNCHING = threading.Lock()  # modules need not be thread-safe: one at a time,
 def _call(run: Callable[[_Move], Any], device: torch.device, rows: int) -> Sequence[Any]:
     """Run the model and fetch its answers. On a GPU this thread waits for its own batch alone, on a stream of its own, so
     that another can set up the next one meanwhile; the device runs them in turn."""
-    with torch.inference_mode():
-        if device.type != "cuda":
-            return _split(run(lambda tensor: tensor.to(device)), rows)
-        with _LAUNCHING:
-            output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
-            done = torch.cuda.current_stream(device).record_event()
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            done.wait()
-            return _split(output, rows)
+    if device.type != "cuda":
+        with torch.inference_mode():
+            output = run(lambda tensor: tensor.to(device))
+        return _split(output, rows)
+    with _LAUNCHING, torch.inference_mode():
+        output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+        done = torch.cuda.current_stream(device).record_event()
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        done.wait()
+        return _split(output, rows)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
