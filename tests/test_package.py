@@ -15,16 +15,20 @@ SOURCE = Path(penstock.__file__).parent
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
 LAYERS = {
     "cli": {"engines", "inference", "io", "observe", "pipeline", "options", "rows", "blocks", "errors", "version"},
-    "engines": {"inference", "io", "models", "batching", "observe", "pipeline", "options", "rows", "blocks", "errors"},
+    "engines": {
+        *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
+        *("transport", "rows", "blocks", "errors"),
+    },
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "rows", "blocks", "errors"},
-    "inference": {"models", "batching", "observe", "pipeline", "rows", "blocks", "errors"},
+    "inference": {"models", "batching", "observe", "pipeline", "transport", "rows", "blocks", "errors"},
     "io": {"pipeline", "rows", "blocks", "errors"},
     "pipeline": {"batching", "options", "errors"},
-    "models": {"errors"},
+    "models": {"batching", "transport", "rows", "blocks", "errors"},
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},
+    "transport": {"rows", "blocks", "errors"},
     "blocks": {"rows", "errors"},
     "rows": {"errors"},
     "errors": set(),

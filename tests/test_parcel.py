@@ -18,9 +18,10 @@ import penstock as ps
 from penstock.blocks import byte_size, row_count, rows_of
 from penstock.engines.local import channel as channels
 from penstock.engines.local import parcel
-from penstock.engines.local.channel import Channel, anonymous_file, read_all, write_all
-from penstock.engines.local.parcel import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment, pack, unpack
+from penstock.engines.local.parcel import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
 from penstock.errors import NotShippableError
+from penstock.transport.channel import Channel, anonymous_file, read_all, write_all
+from penstock.transport.packing import ALIGNMENT, pack, unpack
 
 
 def packed(*blocks):
@@ -139,9 +140,9 @@ def test_every_buffer_starts_at_a_multiple_of_the_alignment():
     at = 0
     for number, buffer in enumerate(pack([np.zeros(3), np.zeros((2, 5), "u1"), "text"], "step")):
         if number % 2 == 0:
-            assert at % parcel.ALIGNMENT == 0
+            assert at % ALIGNMENT == 0
         at += memoryview(buffer).nbytes
-    assert at % parcel.ALIGNMENT == 0
+    assert at % ALIGNMENT == 0
 
 
 def test_arrays_are_not_copied_into_the_pickle():

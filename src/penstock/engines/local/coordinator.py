@@ -24,8 +24,7 @@ from typing import Any, Protocol
 from penstock.blocks import rows_of
 from penstock.engines.bundle import Key
 from penstock.engines.local.inline import FailedHere
-from penstock.engines.local.parcel import Chunk, dump_rows
-from penstock.engines.local.processes import describe_exit
+from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
 from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
 from penstock.engines.plan import Outlet, Plan
@@ -33,6 +32,8 @@ from penstock.errors import EngineError, NotShippableError, WorkerDiedError
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.transport.interpreters import describe_exit
+from penstock.transport.packing import dump_rows
 
 TICK = 0.2  # seconds between two looks at the progress
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from penstock.engines.local.execute import Executor
 from penstock.engines.local.parcel import Cutter, KeptShipment, PackedShipment
-from penstock.engines.local.protocol import Done, Progress, Ready, Work, as_penstock_error
+from penstock.engines.local.protocol import Done, Progress, Ready, Work
 from penstock.engines.plan import Outlet
 from penstock.errors import TransientError
 from penstock.inference.session import Sessions
 from penstock.observe.metrics import Metrics
+from penstock.transport.reports import as_penstock_error
 
 
 class FailedHere:

@@ -7,21 +7,15 @@ has few splits, chunks start small and grow, so that few rows are shared out amo
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
-import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from penstock.blocks import Block, byte_size, row_count, slice_rows
-from penstock.engines.local.channel import INLINE_BYTES, anonymous_file, read_all, write_all
-from penstock.errors import NotShippableError
-from penstock.rows import safe_str, shorten
+from penstock.transport.channel import INLINE_BYTES, anonymous_file, read_all, write_all
+from penstock.transport.packing import length, pack, unpack
 
 CHUNK_BYTES = 64 << 20
 SPREAD_ROWS = (16, 16384)  # rows of the first chunk, and of the largest, where there are few splits to share out
@@ -133,7 +127,7 @@ class PackedShipment:
 
     def seal(self) -> None:
         """The end of the bundle: what is small travels in the message itself."""
-        if len(self.chunks) == 0 and sum(map(_length, self._packed)) <= INLINE_BYTES // 2:
+        if len(self.chunks) == 0 and sum(map(length, self._packed)) <= INLINE_BYTES // 2:
             if self._rows:
                 data = b"".join(self._packed)
                 self.chunks.append(Chunk(self._rows, len(data), data=data))
@@ -168,106 +162,3 @@ class PackedShipment:
         self.chunks.append(Chunk(self._rows, size, file=len(self.fds) - 1, offset=self._at))
         self._at += size
         self._packed, self._rows = [], 0
-
-
-_COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
-_PICKLED, _ARROW = 0, 1
-ALIGNMENT = 64  # of every buffer in a chunk: arrays that lie askew are slow, and some frameworks refuse them
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """By value what the other process cannot import; and of a tensor that is a view, its own elements only."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
-            return _tensor_of, (obj.contiguous().numpy(),)
-        return super().reducer_override(obj)
-
-
-def _is_plain(torch: Any, tensor: Any) -> bool:
-    strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.dtype is torch.bfloat16)
-
-
-def _tensor_of(array: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Rows as a pickle that pickle.loads() reads; with a callback, the contents of arrays go there instead."""
-    with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(rows)
-        return file.getvalue()
-
-
-def pack(block: Block, step: str = "") -> list[Any]:
-    """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows."""
-    buffers: list[Any] = []
-    if not isinstance(block, list):
-        kind = _ARROW
-        buffers.append(_to_ipc(block))
-    else:
-        kind = _PICKLED
-        outside: list[pickle.PickleBuffer] = []
-        try:
-            buffers.append(dump_rows(block, outside.append))
-        except Exception as exc:
-            raise _not_shippable(block, step, exc) from exc
-        buffers.extend(buffer.raw() for buffer in outside)
-    header = _COUNT.pack(kind, len(buffers)) + struct.pack(f"!{len(buffers)}Q", *map(_length, buffers))
-    return [padded for buffer in (header, *buffers) for padded in (buffer, bytes(-_length(buffer) % ALIGNMENT))]
-
-
-def unpack(data: memoryview) -> Iterator[Block]:
-    """The blocks in a run of packed ones. Arrays are views of `data`, which should be writable."""
-    at = 0
-    while at < len(data):
-        kind, count = _COUNT.unpack_from(data, at)
-        at += _COUNT.size
-        sizes = struct.unpack_from(f"!{count}Q", data, at)
-        at += 8 * count
-        buffers = []
-        for size in sizes:
-            at += -at % ALIGNMENT
-            buffers.append(data[at : at + size])
-            at += size
-        at += -at % ALIGNMENT
-        yield _from_ipc(buffers[0]) if kind == _ARROW else pickle.loads(buffers[0], buffers=buffers[1:])
-
-
-def _to_ipc(table: Any) -> Any:
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def _from_ipc(data: memoryview) -> Block:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        return reader.read_all()
-
-
-def _length(buffer: Any) -> int:
-    return memoryview(buffer).nbytes
-
-
-def _not_shippable(rows: list[Any], step: str, exc: Exception) -> NotShippableError:
-    for row in rows:
-        try:
-            dump_rows(row)
-        except Exception:
-            break
-    else:
-        row = rows
-    return NotShippableError(
-        f"step {step!r}: a row of type {type(row).__name__} cannot be sent to another process "
-        f"({type(exc).__name__}: {safe_str(exc)})\n  row: {shorten(row)}\n  turn it into plain data with ps.Map(...) "
-        "before it leaves the worker, or run in one process with Pipeline(workers=0)"
-    )

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.engines.local.channel import Channel
 from penstock.engines.local.parcel import AnonymousFile
 from penstock.engines.local.pools import Pool
 from penstock.engines.local.processes import Guardian, WorkerProcess
 from penstock.engines.local.protocol import Died, Done, Install, Stop, Work
+from penstock.transport.channel import Channel
 
 GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
 TEARDOWN = 30.0  # seconds for all workers to tear down their steps

@@ -17,25 +17,26 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from penstock.engines.local.channel import Channel
 from penstock.engines.local.execute import Executor
 from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
-from penstock.engines.local.protocol import Done, ErrorReport, Failed, Install, Progress, Ready, Stop, Work
+from penstock.engines.local.protocol import Done, Failed, Install, Progress, Ready, Stop, Work
 from penstock.engines.plan import Outlet
 from penstock.inference.session import Sessions
 from penstock.observe.metrics import Metrics
+from penstock.transport.channel import Channel
+from penstock.transport.reports import ErrorReport
 
 PROGRESS_EVERY = 0.5  # seconds
 
 
-def main() -> None:
-    """The entry of a fresh interpreter: python -c ... <sys.path> <socket's descriptor> <threads>."""
+def main(descriptor: str, threads: str) -> None:
+    """The entry of a fresh interpreter: the socket's descriptor, and how many threads run splits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
     if sys.stderr is not None:
         faulthandler.enable()
     with seldom_collected():
-        _Worker(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3])).serve()
+        _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads)).serve()
 
 
 class _Worker:

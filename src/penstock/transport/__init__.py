@@ -1,0 +1,1 @@
+"""What passes between processes, and how they are started."""

@@ -1,0 +1,82 @@
+"""Fresh interpreters: how the library starts the processes that work for it, and says how they ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+# What frameworks read, when they are loaded, to size their thread pools.
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
+
+
+_ENTRY = """\
+import importlib, sys
+sys.path[:] = eval(sys.argv[1])
+module, name = sys.argv[2].split(":")
+getattr(importlib.import_module(module), name)(*sys.argv[3:])
+"""
+
+
+def start_interpreter(
+    main: str, arguments: Iterable[object], fds: Sequence[int], variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A process that imports from where this one does and calls main ("module:function"), with these descriptors open. It
+    leads a process group of its own; what the user has set in the environment goes before the variables."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
+        pass_fds=fds,
+        env={**variables, **os.environ},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def thread_variables(cores: int) -> dict[str, str]:
+    """What tells frameworks how many threads they may use."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(cores)) | {"TOKENIZERS_PARALLELISM": "false"}
+
+
+def above_standard(sock: socket.socket) -> socket.socket:
+    """The socket at a descriptor that nobody takes for standard input, output or error: those may be closed."""
+    if sock.fileno() > 2:
+        return sock
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def import_path() -> list[str]:
+    """Where this process imports from, in a form that holds wherever a worker starts."""
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process ended, for people, with the likely causes."""
+    if code is None:
+        return "it stopped answering"
+    if code >= 0:
+        return f"exit code {code} (its code, or a library, ended the process: os._exit, sys.exit or abort)"
+    if -code not in {number.value for number in signal.Signals}:
+        return f"signal {-code}"
+    name = signal.Signals(-code).name
+    causes = {
+        "SIGKILL": "killed from outside: often the system's out-of-memory killer",
+        "SIGSEGV": "a native library crashed",
+        "SIGBUS": "a native library crashed, or memory or disk ran out",
+        "SIGILL": "a native library used an instruction that this CPU does not have",
+        "SIGABRT": "a native library gave up",
+        "SIGTERM": "asked to end from outside",
+    }
+    return f"signal {name}" + (f" ({causes[name]})" if name in causes else "")
