@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.blocks import byte_size, row_count, rows_of
-from penstock.engines.local import channel as channels
 from penstock.engines.local import parcel
 from penstock.engines.local.parcel import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
 from penstock.errors import NotShippableError
+from penstock.transport import channel as channels
 from penstock.transport.channel import Channel, anonymous_file, read_all, write_all
 from penstock.transport.packing import ALIGNMENT, pack, unpack
 

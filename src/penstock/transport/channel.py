@@ -1,18 +1,19 @@
-"""What passes between the coordinator and a worker: messages over a Unix socket, file descriptors beside them.
+"""What passes between processes: messages over a Unix socket, file descriptors beside them.
 
-A message is a pickle. It is written by this library's own processes only, over a socket pair that no one else can open.
+A message is a pickle. It is written by this library's own processes only, over a socket that no other user can open.
 Large messages travel as anonymous files, so that a side which is slow to read never blocks the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -23,28 +24,24 @@ _MAX_FDS = 250
 
 
 class Channel:
-    """One end of a connection. send() and receive() may be used by different threads, each by one at a time."""
+    """One end of a connection. send() and receive() may be used by different threads, each by one at a time.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `plain`: its messages hold nothing of the user's, so that the standard pickle does.
+    """
+
+    def __init__(self, sock: socket.socket, plain: bool = False) -> None:
         self.sock = sock
+        self._plain = plain
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         """Send a message; the receiver gets its own copies of the descriptors. Raises OSError if the peer is gone."""
-        if len(fds) >= _MAX_FDS:
-            raise ValueError(f"{len(fds)} file descriptors in one message; at most {_MAX_FDS - 1} can be sent")
-        data = cloudpickle.dumps(message, protocol=5)
-        if len(data) <= INLINE_BYTES:
-            self._send(data, fds, in_file=False)
-            return
-        file = anonymous_file()
-        try:
-            write_all(file, [data], 0)
-            self._send(b"", [*fds, file], in_file=True)
-        finally:
-            os.close(file)
+        with frame(message, fds, self._plain) as (data, beside):
+            sent = socket.send_fds(self.sock, [data], beside)
+            if sent < len(data):
+                self.sock.sendall(memoryview(data)[sent:])
 
     def receive(self) -> tuple[Any, list[int]]:
         """Wait for a message. The descriptors are the caller's to close. Raises EOFError when the peer is gone."""
@@ -69,11 +66,6 @@ class Channel:
     def close(self) -> None:
         self.sock.close()
 
-    def _send(self, data: bytes, fds: Sequence[int], in_file: bool) -> None:
-        header = _HEADER.pack(len(data), len(fds), in_file)
-        socket.send_fds(self.sock, [header], list(fds))
-        self.sock.sendall(data)
-
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
@@ -83,6 +75,62 @@ class Channel:
                 raise EOFError("the other side is gone")
             view = view[got:]
         return data
+
+
+@contextlib.contextmanager
+def frame(message: Any, fds: Sequence[int], plain: bool = False) -> Iterator[tuple[bytes, list[int]]]:
+    """A message as bytes for the socket, and the descriptors to send with the first of them."""
+    if len(fds) >= _MAX_FDS:
+        raise ValueError(f"{len(fds)} file descriptors in one message; at most {_MAX_FDS - 1} can be sent")
+    data: bytes = (pickle if plain else cloudpickle).dumps(message, protocol=5)
+    if len(data) <= INLINE_BYTES:
+        yield _HEADER.pack(len(data), len(fds), False) + data, list(fds)
+        return
+    file = anonymous_file()
+    try:
+        write_all(file, [data], 0)
+        yield _HEADER.pack(0, len(fds) + 1, True), [*fds, file]
+    finally:
+        os.close(file)
+
+
+class Frames:
+    """Messages out of what a socket has to read, without ever waiting for the rest of one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._data = bytearray()
+        self._fds: list[int] = []
+
+    def receive(self) -> list[tuple[Any, list[int]]]:
+        """The messages that are complete. Raises EOFError when the peer is gone, and OSError."""
+        data, fds, _, _ = socket.recv_fds(self._sock, 256 << 10, _MAX_FDS, socket.MSG_DONTWAIT)
+        if not data:
+            raise EOFError("the other side is gone")
+        self._data += data
+        self._fds += fds
+        messages = []
+        while len(self._data) >= _HEADER.size:
+            size, expected, in_file = _HEADER.unpack_from(self._data)
+            end = _HEADER.size + size
+            if len(self._data) < end:
+                break
+            if len(self._fds) < expected:
+                raise EOFError(f"{len(self._fds)} of {expected} file descriptors arrived: too many open files?")
+            payload: bytes | bytearray = bytes(self._data[_HEADER.size : end])
+            beside, self._fds = self._fds[:expected], self._fds[expected:]
+            del self._data[:end]
+            if in_file:
+                file = beside.pop()
+                payload = read_all(file, 0, os.fstat(file).st_size)
+                os.close(file)
+            messages.append((pickle.loads(payload), beside))
+        return messages
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
 
 
 def anonymous_file(on_disk: bool = False) -> int:
