@@ -322,15 +322,6 @@ def test_wrong_settings_are_refused_when_made(make, message):
         make()
 
 
-def test_shared_models_are_not_promised_yet():
-    class Large(Adds):
-        def share_model_across_processes(self):
-            return True
-
-    with pytest.raises(UsageError, match="large_model and model_copies are not available yet"):
-        ps.RunInference(Large())
-
-
 def test_one_identifier_for_two_models_is_refused():
     p = ps.Pipeline()
     rows = p | ps.Create([1])

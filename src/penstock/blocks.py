@@ -61,6 +61,13 @@ def join(blocks: Sequence[Block]) -> Block:
     return pa.concat_tables(blocks, promote_options="default")
 
 
+def gather(pieces: Sequence[tuple[Block, int, int]]) -> Block:
+    """Rows of several blocks of one kind, each from and to, as one block."""
+    if len(pieces) > 1 and all(stop - start == 1 for _, start, stop in pieces) and isinstance(pieces[0][0], list):
+        return [block[start] for block, start, _ in pieces]
+    return join([slice_rows(block, start, stop) for block, start, stop in pieces])
+
+
 def size_of(row: object) -> int:
     """About how many bytes a row holds: exact for arrays, tensors, strings and bytes; containers to two levels."""
     return _size_of(row, 2)

@@ -9,7 +9,9 @@ PenstockError
 |  '- MissingPackageError   an optional package is not installed
 |- RowError                 one row failed: look at the row
 |  |- StepError             a step's own code raised for the row
-|  '- PredictionCountError  run_inference() gave back the wrong number of predictions
+|  |- PredictionCountError  run_inference() gave back the wrong number of predictions
+|  |- ModelTimeoutError     the model took longer over these rows than it may
+|  '- ModelCrashError       the model's process died over these rows, again and again
 '- EngineError              the run cannot go on: look at the machine
    |- ModelLoadError        load_model() raised
    |- TransientError        reading or writing failed in a way that may pass; it is tried again
@@ -65,6 +67,14 @@ class StepError(RowError):
 
 class PredictionCountError(RowError):
     """run_inference() returned another number of predictions than it was given examples."""
+
+
+class ModelTimeoutError(RowError):
+    """The model took longer over some rows than the timeout allows; its process was killed."""
+
+
+class ModelCrashError(RowError):
+    """The process that holds the model died over some rows, again and again."""
 
 
 class EngineError(PenstockError):

@@ -17,12 +17,16 @@ class RunOptions:
     workers: int | None = None  # 0: in this process; n: exactly n worker processes per pool; None: one per core
     threads_per_worker: int = 1  # splits that one worker runs at a time; they share its models
     bundle_attempts: int = 1  # tries of a whole split when a step's own code raises; deaths and I/O have four anyway
+    element_timeout: float | None = None  # seconds for one call of a model; beyond, its process is killed
+    load_timeout: float = 1800.0  # seconds for loading a model, where it has a process of its own
     progress: bool | None = None  # live lines; None: when stderr is a terminal
 
     def __post_init__(self) -> None:
         _check("workers", self.workers, least=0, none_ok=True)
         _check("threads_per_worker", self.threads_per_worker, least=1)
         _check("bundle_attempts", self.bundle_attempts, least=1)
+        check_seconds("element_timeout", self.element_timeout, none_ok=True)
+        check_seconds("load_timeout", self.load_timeout)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:
@@ -42,3 +46,11 @@ def _check(name: str, value: object, least: int, none_ok: bool = False) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+
+def check_seconds(name: str, value: object, none_ok: bool = False) -> None:
+    """UsageError unless it is a number of seconds above 0."""
+    if value is None and none_ok:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise UsageError(f"{name}={value!r}: expected a number of seconds above 0")

@@ -54,6 +54,11 @@ class Batcher(Generic[T]):
                 return spans
         return None
 
+    def oldest(self) -> float:
+        """When the row came in that has waited longest."""
+        alone = [self._alone[0].arrived] if self._alone else []
+        return min([group.oldest for group in self._groups.values()] + alone)
+
     def deadline(self) -> float | None:
         """When the oldest row will have waited long enough: the time to ask again."""
         if self.limits.max_wait is None or not self._groups:

@@ -86,11 +86,12 @@ class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
         model_copies: int | None,
         batching: BatchSettings,
     ) -> None:
-        super().__init__(**batching)
+        super().__init__(**batching, large_model=large_model, model_copies=model_copies)
         self._model = os.fspath(model)
         self._device = device_name(None if device is None else str(device))
-        self._large_model = large_model
-        self._model_copies = model_copies
+
+    def accelerator(self) -> str | None:
+        return "gpu" if self._device == "cuda" else None
 
     def _make_counter(self) -> TokenCounter | None:
         """Load the tokenizer; None where all rows cost the same."""
@@ -126,12 +127,6 @@ class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_HuggingFace"
-
-    def share_model_across_processes(self) -> bool:
-        return self._large_model or self._model_copies is not None
-
-    def model_copies(self) -> int | None:
-        return self._model_copies
 
 
 @contextlib.contextmanager

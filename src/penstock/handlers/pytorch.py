@@ -240,6 +240,8 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
             max_batch_weight=max_batch_weight,
             element_size_fn=element_size_fn,
             env_vars=env_vars,
+            large_model=large_model,
+            model_copies=model_copies,
         )
         self._source = ModelSource(
             state_dict_path=state_dict_path,
@@ -252,8 +254,6 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         )
         self._device = device_name(device)
         self._inference_fn = inference_fn or self._default_inference_fn
-        self._large_model = large_model
-        self._model_copies = model_copies
 
     def load_model(self) -> torch.nn.Module:
         """The model in evaluation mode, on its device."""
@@ -267,17 +267,14 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
     def prepares_ahead(self) -> bool:
         return self._device != "cpu" and self._inference_fn is self._default_inference_fn
 
+    def accelerator(self) -> str | None:
+        return "gpu" if self._device == "cuda" else None
+
     def model_id(self) -> str:
         return self._source.path
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_PyTorch"
-
-    def share_model_across_processes(self) -> bool:
-        return self._large_model or self._model_copies is not None
-
-    def model_copies(self) -> int | None:
-        return self._model_copies
 
 
 class PytorchModelHandlerTensor(_PytorchModelHandler[torch.Tensor]):

@@ -74,6 +74,8 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
             max_batch_weight=max_batch_weight,
             element_size_fn=element_size_fn,
             env_vars=env_vars,
+            large_model=large_model,
+            model_copies=model_copies,
         )
         check_trust(model_uri, model_file_type, trusted)
         self._model_uri = model_uri
@@ -81,8 +83,6 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         self._trusted = trusted
         self._inference_fn = inference_fn or _predict
         self._columns = None if columns is None else list(columns)
-        self._large_model = large_model
-        self._model_copies = model_copies
 
     def load_model(self) -> BaseEstimator:
         return load_estimator(self._model_uri, self._model_file_type, self._trusted)
@@ -113,12 +113,6 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_Sklearn"
-
-    def share_model_across_processes(self) -> bool:
-        return self._large_model or self._model_copies is not None
-
-    def model_copies(self) -> int | None:
-        return self._model_copies
 
 
 class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):

@@ -37,6 +37,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     _batch_size_buckets: Sequence[int] = ()
     _length_buckets: Sequence[int] = ()
     _env_vars: Mapping[str, str] = {}
+    _large_model: bool = False
+    _model_copies: int | None = None
     _no_batching: bool = False
     _preprocess_fns: tuple[Callable[[Any], Any], ...] = ()  # in the order they run
     _postprocess_fns: tuple[Callable[[Any], Any], ...] = ()
@@ -56,6 +58,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         batch_size_buckets: Sequence[int] = (),
         length_buckets: Sequence[int] = (),
         env_vars: Mapping[str, str] | None = None,
+        large_model: bool = False,
+        model_copies: int | None = None,
     ) -> None:
         self._min_batch_size = min_batch_size
         self._max_batch_size = max_batch_size
@@ -69,6 +73,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         self._batch_size_buckets = tuple(batch_size_buckets)
         self._length_buckets = tuple(length_buckets)
         self._env_vars = dict(env_vars or {})
+        self._large_model = large_model
+        self._model_copies = model_copies
 
     # What every handler defines.
 
@@ -159,11 +165,17 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """Raise when these arguments cannot be right. Called while the pipeline is built."""
 
     def share_model_across_processes(self) -> bool:
-        """Whether one copy should serve all processes of the machine."""
-        return False
+        """Whether all processes of the machine should share one copy, or model_copies() of them, in processes of their
+        own."""
+        return self._large_model or self._model_copies is not None
 
     def model_copies(self) -> int | None:
-        """Exactly how many copies to hold on the machine; None: one in each worker process."""
+        """Exactly how many copies to hold on the machine, where processes share them; None: one, or one for each GPU."""
+        return self._model_copies
+
+    def accelerator(self) -> str | None:
+        """What the model runs on: "gpu" if any of the machine's will do; None: the CPU, or a device that load_model()
+        chooses by itself."""
         return None
 
     # What users call.
@@ -198,6 +210,14 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
 def _check_function(method: str, fn: object) -> None:
     if not callable(fn):
         raise UsageError(f"{method}({fn!r}): expected a function of one row")
+
+
+def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:
+    """How many batches may be in run_inference() at once."""
+    limit: object = handler.max_concurrent_batches()
+    if not isinstance(limit, int) or limit < 1:
+        raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
+    return max(limit, 2) if handler.prepares_ahead() else limit
 
 
 class KeyedModelHandler(ModelHandler[Any, Any, Any]):

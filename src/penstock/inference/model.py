@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from typing import Any
 
@@ -60,6 +62,23 @@ class ModelCopy:
             f"step {step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
             f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
         ) from raised
+
+    def byte_size(self, batch: Block) -> int | None:
+        """The bytes of a batch, if they can be told."""
+        with contextlib.suppress(Exception):  # a size that cannot be told is no reason to fail
+            return self.handler.get_num_bytes(batch) if isinstance(batch, list) else int(batch.nbytes)
+        return None
+
+    @property
+    def bytes(self) -> int:
+        """By how much this process grew when the model was loaded."""
+        return 0 if self._loaded is None else self._loaded.bytes
+
+    def unload(self) -> None:
+        """Let go of the model, and give its memory back."""
+        with self._loading:
+            self._loaded = None
+        gc.collect()
 
     def take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""

@@ -14,21 +14,26 @@ be in run_inference() at once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span
-from penstock.blocks import Block, byte_size, is_table, join, row_count, slice_rows
-from penstock.errors import EngineError, PenstockError, StepError, UsageError
-from penstock.inference.columns import with_answers
-from penstock.inference.handler import ModelHandler
+from penstock.blocks import Block, byte_size, gather, row_count
+from penstock.errors import EngineError, PenstockError, StepError
+from penstock.inference.handler import concurrent_batches
+from penstock.inference.hosted import HostedLane, HostedSession, wishes_of
 from penstock.inference.model import ModelCopy
-from penstock.inference.ticket import Caller, Request, Ticket, identity_of, lengths_of, settle
+from penstock.inference.ticket import Caller, Request, Ticket, answers_of, identity_of, lengths_of, settle
 from penstock.inference.transform import RunInference
+from penstock.models.memory import available_bytes
+from penstock.models.place import Place, Surroundings, choose_place, fits
+from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.rows import safe_str
 
@@ -46,24 +51,32 @@ METRICS = (
     "padded_cost",
     "out_of_memory_counter",
     "batch_size_found",
+    "model_place",
 )
+
+logger = logging.getLogger(__name__)
 
 
 class Sessions:
     """The sessions of one process. One lock for all of them, held only to decide, never while a model runs: a bundle that
     waits at one model is a bundle that cannot add rows at another."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         self.changed = threading.Condition()
         self.metrics = metrics
-        self._open: dict[str, InferenceSession] = {}
+        self.around = around or Surroundings()
+        self._open: dict[str, InferenceSession | HostedSession] = {}
 
-    def open(self, step: str, transform: RunInference[Any, Any]) -> InferenceSession:
-        """The session of a step, or of all steps that share its model."""
+    def open(self, step: str, transform: RunInference[Any, Any]) -> InferenceSession | HostedSession:
+        """The session of a step, or of all steps that share its model: here, or in a host."""
         key = f"model {transform.model_identifier}" if transform.model_identifier else f"step {step}"
         with self.changed:
             if key not in self._open:
-                self._open[key] = InferenceSession(self, step, transform)
+                place = choose_place(wishes_of(transform), self.around)
+                if place.hosted:
+                    self._open[key] = HostedSession(self, key, step, transform, place)
+                else:
+                    self._open[key] = InferenceSession(self, key, step, transform, place)
             return self._open[key]
 
     def drain_metrics(self) -> Metrics:
@@ -85,8 +98,13 @@ class Sessions:
 class InferenceSession:
     """One model copy with the batcher in front of it."""
 
-    def __init__(self, owner: Sessions, step: str, transform: RunInference[Any, Any]) -> None:
+    def __init__(self, owner: Sessions, key: str, step: str, transform: RunInference[Any, Any], place: Place) -> None:
         self.step = step
+        self._key = key
+        self._transform = transform
+        self._place = place
+        self._placing = threading.Lock()
+        self._moved: HostedSession | None = None
         self.handler = transform.path.model_handler
         self._owner = owner
         self._changed = owner.changed
@@ -121,12 +139,56 @@ class InferenceSession:
             self._changed.notify_all()
         for thread in self._threads if wait else ():
             thread.join()
+        if self._moved is not None:
+            self._moved.close(wait=wait)
+
+    # Where the model is.
+
+    def load(self) -> HostedSession | None:
+        """Load the model, if nobody has. If memory does not hold one in each worker, the session of the host to go to."""
+        if self._place.measured:
+            with self._placing:
+                if self._place.measured:
+                    self._place = self._measured_place()
+                    if self._place.hosted:
+                        self._moved = HostedSession(self._owner, self._key, self.step, self._transform, self._place)
+        if self._moved is None:
+            self._load_here()
+        return self._moved
+
+    def _measured_place(self) -> Place:
+        """The first worker loads the first copy, alone, and decides for all of them."""
+        around = self._owner.around
+        with Notice(around.folder, self._key) as notice:
+            if not notice.text:
+                self._load_here()
+                size, free = self._model.bytes, available_bytes()
+                if not fits(size, around.workers - 1, free):
+                    self._model.unload()
+                    notice.write(
+                        f"a copy takes {size / 1e9:.3g} GB, and {around.workers} workers would hold one each: "
+                        f"{free / 1e9:.3g} GB were left beside the first"
+                    )
+                    logger.warning("step %r: one model host for all workers: %s", self.step, notice.text)
+                else:
+                    notice.write("fits")
+            if notice.text == "fits":
+                return replace(self._place, measured=False)
+        with self._changed:
+            self._owner.metrics.notes[self._keys["model_place"]] = f"one host for all workers: {notice.text}"
+        return Place(hosted=True, why=notice.text, timeout=self._place.timeout)
+
+    def _load_here(self) -> None:
+        loaded = self._model.load()
+        if loaded is not None:
+            with self._changed:
+                self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
+                self._owner.metrics.record(self._keys["model_byte_size"], loaded.bytes)
 
     # The callers' side.
 
     def submit(self, entry: Entry[Request]) -> None:
         """Add rows, and run on this thread the batches that they complete."""
-        self._load()
         with self._changed:
             self._batcher.add(entry, time.monotonic())
             if self._threads:
@@ -191,7 +253,7 @@ class InferenceSession:
         self._running += 1
         self._changed.release()
         try:
-            batch = _batch_of(spans)
+            batch = gather([(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
             started = time.perf_counter()
             request = spans[0].entry.item
             answers = self._model.answers(batch, request.args, request.lane.step)
@@ -233,20 +295,9 @@ class InferenceSession:
         self._owner.metrics.count(self._keys["out_of_memory_counter"])
         self._aiming.out_of_memory(failed, None if lengths is None else lengths[-failed:])
 
-    def _load(self) -> None:
-        loaded = self._model.load()
-        if loaded is not None:
-            with self._changed:
-                self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
-                self._owner.metrics.record(self._keys["model_byte_size"], loaded.bytes)
-
     def _sampled_size(self, batch: Block) -> int | None:
         """The bytes of some batches; None for others."""
-        if self._sizes.count % BYTES_SAMPLED_EVERY:
-            return None
-        with contextlib.suppress(Exception):  # a size that cannot be told is no reason to fail
-            return self.handler.get_num_bytes(batch) if isinstance(batch, list) else batch.nbytes
-        return None
+        return None if self._sizes.count % BYTES_SAMPLED_EVERY else self._model.byte_size(batch)
 
     def _record_batch(self, rows: int, seconds: float, size: int | None) -> None:
         self._sizes.record(rows)
@@ -274,6 +325,7 @@ class Lane:
         self.caller = caller
         self.step = step
         self._session = session
+        self._moved: HostedLane | None = None
         self._args: Any = None
         self._args_identity: Hashable = None
 
@@ -287,6 +339,11 @@ class Lane:
         alone: bool = False,
     ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
+        if self._moved is None and (host := self._session.load()) is not None:
+            self._moved = host.join(self.caller, self.step)
+        if self._moved is not None:
+            self._moved.submit(ticket, args, weights=weights, lengths=lengths, alone=alone)
+            return
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
@@ -304,32 +361,15 @@ class Lane:
 
     def wait(self, ticket: Ticket) -> Block:
         """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""
+        if self._moved is not None:
+            return self._moved.wait(ticket)
         if not ticket.settled:
-            self._session.wait(ticket, self.caller)
-        if ticket.error is not None:
-            raise ticket.error
-        if not is_table(ticket.block):
-            return ticket.answers
-        try:
-            return with_answers(ticket.block, ticket.pieces, self._session.handler.model_id())
-        except Exception as exc:
-            what = "the answers of several batches make no column"
-            raise StepError(f"step {self._session.step!r}: {what}: {type(exc).__name__}: {safe_str(exc)}") from exc
+            with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
+                self._session.wait(ticket, self.caller)
+        return answers_of(ticket, self._session.handler.model_id(), self._session.step)
 
     def close(self) -> None:
         """No more rows come from this bundle."""
+        if self._moved is not None:
+            self._moved.close()
         self._session.leave(self)
-
-
-def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:
-    """How many batches may be in run_inference() at once."""
-    limit: object = handler.max_concurrent_batches()
-    if not isinstance(limit, int) or limit < 1:
-        raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
-    return max(limit, 2) if handler.prepares_ahead() else limit
-
-
-def _batch_of(spans: list[Span[Request]]) -> Block:
-    if len(spans) > 1 and all(stop - start == 1 and entry.lengths is not None for entry, start, stop in spans):
-        return [entry.item.ticket.block[start] for entry, start, _ in spans]  # rows of like length, from everywhere
-    return join([slice_rows(entry.item.ticket.block, start, stop) for entry, start, stop in spans])

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.batching.entry import LOOKAHEAD
 from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
 from penstock.errors import StepError
+from penstock.inference.handler import concurrent_batches
+from penstock.inference.hosted import HostedLane, HostedSession
 from penstock.inference.path import join_keys, through
-from penstock.inference.session import InferenceSession, concurrent_batches
+from penstock.inference.session import InferenceSession, Lane
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
 from penstock.rows import measured, weigh_rows
+
+AnySession: TypeAlias = InferenceSession | HostedSession
 
 
 @dataclass(slots=True)
@@ -34,7 +38,7 @@ class InferenceStream:
     and calls close() whatever happened. Rows in flight are bounded: push() waits when too many are.
     """
 
-    def __init__(self, step: str, transform: RunInference[Any, Any], session: InferenceSession, caller: Caller) -> None:
+    def __init__(self, step: str, transform: RunInference[Any, Any], session: AnySession, caller: Caller) -> None:
         self.rows_in = 0
         self._step = step
         self._path = transform.path
@@ -44,7 +48,7 @@ class InferenceStream:
         self._measure = self._handler.measures_length()
         whole_rows = self._weigh is not None or self._measure
         self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
-        self._lane = session.join(caller, step)
+        self._lane: Lane | HostedLane = session.join(caller, step)
         limits = transform.limits
         at_once = 1 + concurrent_batches(self._handler)
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)

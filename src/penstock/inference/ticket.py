@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
 from penstock.batching.entry import Span
 from penstock.blocks import Block, is_table, row_count
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StepError
+from penstock.inference.columns import with_answers
+from penstock.rows import safe_str
 
 if TYPE_CHECKING:
+    from penstock.inference.hosted import HostedLane
     from penstock.inference.session import Lane
 
 
@@ -38,14 +42,33 @@ class Ticket:
             self.answers[start:stop] = answers
         self.missing -= stop - start
 
+    def reset(self) -> None:
+        """Its rows are submitted once more: what was answered does not count."""
+        if not self.settled:
+            self.missing = row_count(self.block)
+            self.pieces = []
+
 
 class Caller:
     """One bundle that is running in this process, whichever sessions it submits to."""
 
-    __slots__ = ("waits_for",)
+    __slots__ = ("hosted", "waits_for")
 
     def __init__(self) -> None:
         self.waits_for: Ticket | None = None
+        self.hosted: list[HostedLane] = []  # its lanes to models in other processes, which cannot see that it waits
+
+    @contextlib.contextmanager
+    def paused(self, here: Lane | HostedLane) -> Iterator[None]:
+        """Inside, hosts know that this bundle waits at another model, and adds no rows to theirs."""
+        elsewhere = [lane for lane in self.hosted if lane is not here]
+        for lane in elsewhere:
+            lane.pause()
+        try:
+            yield
+        finally:
+            for lane in elsewhere:
+                lane.resume()
 
     @property
     def waiting(self) -> bool:
@@ -59,6 +82,19 @@ class Request(NamedTuple):
     ticket: Ticket
     args: Any
     lane: Lane
+
+
+def answers_of(ticket: Ticket, model_id: str | None, step: str) -> Block:
+    """The answers of a settled ticket; a table comes back with the columns `inference` and `model_id`."""
+    if ticket.error is not None:
+        raise ticket.error
+    if not is_table(ticket.block):
+        return ticket.answers
+    try:
+        return with_answers(ticket.block, ticket.pieces, model_id)
+    except Exception as exc:
+        what = "the answers of several batches make no column"
+        raise StepError(f"step {step!r}: {what}: {type(exc).__name__}: {safe_str(exc)}") from exc
 
 
 def settle(spans: list[Span[Request]], answers: Any, error: PenstockError | None) -> None:

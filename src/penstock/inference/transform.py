@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -39,15 +40,15 @@ class RunInference(PTransform[PCollection[T], PCollection[U]]):
             raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
         self.path = RowPath.of(model_handler)
         inner = self.path.model_handler
-        if inner.share_model_across_processes() or inner.model_copies() is not None:
-            raise UsageError(
-                f"{type(inner).__name__}: large_model and model_copies are not available yet; every worker process holds "
-                "one copy of the model: leave them out, and bound the number of copies with Pipeline(workers=n)"
-            )
+        copies: object = inner.model_copies()
+        if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
+            raise UsageError(f"{type(inner).__name__}: model_copies={copies!r}; expected a whole number of at least 1")
         inner.validate_inference_args(inference_args)
         self.limits = BatchLimits.of(inner.batch_elements_kwargs())
         if self.limits.max_padded_cost is not None and not inner.measures_length():
             raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
+        self.id = secrets.token_hex(8)  # tells this step's model host from all others, where no engine of ours runs it
+        self.handling: Any = None
         self.inference_args = inference_args
         self.metrics_namespace = metrics_namespace or inner.get_metrics_namespace()
         self.model_identifier = model_identifier

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.models.memory import proportional_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -22,10 +24,14 @@ class LoadedModel:
 def load(load_model: Callable[[], Any], env_vars: Mapping[str, str]) -> LoadedModel:
     """Call load_model() with the environment that its framework should see."""
     os.environ.update(env_vars)
-    before, started = resident_bytes(), time.perf_counter()
+    before, started = _held_bytes(), time.perf_counter()
     model = load_model()
     seconds = time.perf_counter() - started
-    return LoadedModel(model, seconds, max(0, resident_bytes() - before))
+    return LoadedModel(model, seconds, max(0, _held_bytes() - before))
+
+
+def _held_bytes() -> int:
+    return proportional_bytes() or resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -31,14 +31,18 @@ getattr(importlib.import_module(module), name)(*sys.argv[3:])
 
 
 def start_interpreter(
-    main: str, arguments: Iterable[object], fds: Sequence[int], variables: Mapping[str, str]
+    main: str,
+    arguments: Iterable[object],
+    fds: Sequence[int],
+    defaults: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """A process that imports from where this one does and calls main ("module:function"), with these descriptors open. It
-    leads a process group of its own; what the user has set in the environment goes before the variables."""
+    leads a process group of its own. In its environment, what is set here goes before the defaults, variables before all."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
         pass_fds=fds,
-        env={**variables, **os.environ},
+        env={**defaults, **os.environ, **(variables or {})},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

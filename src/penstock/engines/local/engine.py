@@ -23,7 +23,7 @@ from penstock.engines.local.coordinator import Coordinator, Tally
 from penstock.engines.local.explain import explain
 from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.inline import InlineWorkers
-from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, Pools, choose_pools
+from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, Pools, choose_pools, surroundings
 from penstock.engines.local.processes import Guardian
 from penstock.engines.local.remote import ProcessWorkers
 from penstock.engines.local.schedule import Scheduler, Task
@@ -32,6 +32,7 @@ from penstock.errors import NotShippableError, OutputError
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Sink, Write
 from penstock.io.source import SplitGoal
+from penstock.models.rendezvous import end_hosts
 from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
 from penstock.options import RunOptions
@@ -50,7 +51,8 @@ class LocalEngine:
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
         plan = make_plan(graph)
-        return explain(plan, choose_pools(plan, options, Machine.here()), options)
+        machine = Machine.here()
+        return explain(plan, choose_pools(plan, options, machine), surroundings(options, machine))
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         started = time.perf_counter()
@@ -132,14 +134,18 @@ class _Run:
             raise error
 
     def _work(self) -> Tally:
+        around = surroundings(self.options, Machine.here(), run=self.id)
         folders = [folder for sink in self.sinks.values() for folder in sink.aside(self.id)]
-        if self.pools.in_process and (not folders or self.pools.small):
-            return self._coordinate(InlineWorkers(self.programs, self.pools.slots))
-        with Guardian(folders) as guardian:
-            if self.pools.in_process:
-                return self._coordinate(InlineWorkers(self.programs, self.pools.slots))
-            by_index = {pool.index: pool for pool in self.pools.pools}
-            return self._coordinate(ProcessWorkers(self.programs, by_index, guardian))
+        try:
+            if self.pools.in_process and (not folders or self.pools.small):
+                return self._coordinate(InlineWorkers(self.programs, self.pools.slots, around))
+            with Guardian([*folders, around.folder]) as guardian:
+                if self.pools.in_process:
+                    return self._coordinate(InlineWorkers(self.programs, self.pools.slots, around))
+                by_index = {pool.index: pool for pool in self.pools.pools}
+                return self._coordinate(ProcessWorkers(self.programs, by_index, guardian, around))
+        finally:
+            end_hosts(around.folder)
 
     def _coordinate(self, workers: InlineWorkers | ProcessWorkers) -> Tally:
         wanted = sys.stderr is not None and (sys.stderr.isatty() if self.options.progress is None else self.options.progress)

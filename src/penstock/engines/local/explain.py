@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.engines.local.pools import Pool, Pools
-from penstock.engines.plan import Outlet, Plan, Stage, Step
+from penstock.engines.plan import Outlet, Plan, Step
+from penstock.inference.hosted import wishes_of
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Write
-from penstock.options import RunOptions
+from penstock.models.place import Surroundings, choose_place
 
 
-def explain(plan: Plan, pools: Pools, options: RunOptions) -> str:
+def explain(plan: Plan, pools: Pools, around: Surroundings) -> str:
     """Stages, pools, where models live, and why."""
     lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
     for pool in pools.pools:
@@ -19,7 +21,9 @@ def explain(plan: Plan, pools: Pools, options: RunOptions) -> str:
     for stage in plan.stages:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
         for root in stage.roots:
-            lines += _tree(plan, stage, root, 1, pools)
+            lines += _tree(
+                plan, root, 1, pools.in_process, replace(around, workers=pools.of_stage(stage.index).size.workers)
+            )
     return "\n".join(lines)
 
 
@@ -31,23 +35,23 @@ def _pool_line(pool: Pool, in_process: bool) -> str:
     return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
 
 
-def _tree(plan: Plan, stage: Stage, step: Step, depth: int, pools: Pools) -> list[str]:
+def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surroundings) -> list[str]:
     label = step.label if step.transform is not None else f"rows of {step.label}"
-    lines = [f"{'  ' * depth}{label}{_detail(step, pools)}"]
+    lines = [f"{'  ' * depth}{label}{_detail(step, in_process, around)}"]
     for tag, nexts in step.next.items():
         for end in nexts:
             if isinstance(end, Step):
-                lines += _tree(plan, stage, end, depth + 1, pools)
+                lines += _tree(plan, end, depth + 1, in_process, around)
             else:
                 lines.append(f"{'  ' * (depth + 1)}-> {_outlet(plan, end)}{f' (output {tag!r})' if tag else ''}")
     return lines
 
 
-def _detail(step: Step, pools: Pools) -> str:
+def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     if not isinstance(step.transform, RunInference):
         return ""
     limits = step.transform.limits
-    parts = ["one model copy in this process" if pools.in_process else "one model copy in each worker process"]
+    parts = [choose_place(wishes_of(step.transform), around).describe(in_process)]
     if step.transform.path.prebatched:
         parts.append("rows are batches already")
     else:

@@ -13,6 +13,7 @@ from penstock.engines.local.protocol import Done, Progress, Ready, Work
 from penstock.engines.plan import Outlet
 from penstock.errors import TransientError
 from penstock.inference.session import Sessions
+from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.transport.reports import as_penstock_error
 
@@ -29,8 +30,8 @@ class FailedHere:
 class InlineWorkers:
     """One worker that is this process. With one thread, a split runs inside wait(), on the caller's thread."""
 
-    def __init__(self, programs: Mapping[int, bytes], threads: int) -> None:
-        self._sessions = Sessions(Metrics())
+    def __init__(self, programs: Mapping[int, bytes], threads: int, around: Surroundings) -> None:
+        self._sessions = Sessions(Metrics(), around)
         self._executors = [Executor(programs, self._sessions) for _ in range(threads)]
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()

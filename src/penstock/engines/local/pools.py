@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.engines.local.schedule import PoolSize
 from penstock.engines.plan import Plan
+from penstock.errors import UsageError
+from penstock.inference.hosted import wishes_of
+from penstock.inference.transform import RunInference
+from penstock.models.memory import visible_gpus
+from penstock.models.place import Surroundings, choose_place
+from penstock.models.rendezvous import run_folder
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ResourceHints
 
@@ -51,6 +57,7 @@ class Pool:
     size: PoolSize
     cores: int  # threads that a worker's frameworks may use
     why: str
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its models, for the environment of its workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,18 @@ class Pools:
         return sum(pool.size.workers * pool.size.slots for pool in self.pools)
 
 
+def surroundings(options: RunOptions, machine: Machine, workers: int = 1, run: str | None = None) -> Surroundings:
+    """What a process of this run knows about it."""
+    return Surroundings(
+        folder=run_folder(run) if run else "",
+        workers=workers,
+        cores=machine.cores,
+        element_timeout=options.element_timeout,
+        load_timeout=options.load_timeout,
+        gpus=visible_gpus(),
+    )
+
+
 def choose_pools(plan: Plan, options: RunOptions, machine: Machine) -> Pools:
     """Decide from the plan, the user's options and the machine alone."""
     counts = [read.source.count() for _, _, _, read in plan.sources()]
@@ -88,7 +107,12 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, known: int | None
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
         by_hints.setdefault(stage.hints, []).append(stage.index)
-    pools = [_pool(i, hints, stages, options, machine) for i, (hints, stages) in enumerate(by_hints.items())]
+    pools = [
+        replace(
+            _pool(i, hints, stages, options, machine), variables=_variables(plan, stages, surroundings(options, machine))
+        )
+        for i, (hints, stages) in enumerate(by_hints.items())
+    ]
     size = "of unknown size" if known is None else f"of {known} rows"
     return Pools(False, f"workers={options.workers}" if options.workers else f"input {size}", pools)
 
@@ -97,6 +121,22 @@ def _in_process(plan: Plan, options: RunOptions, why: str) -> Pools:
     size = PoolSize(1, options.threads_per_worker)
     stages = [stage.index for stage in plan.stages]
     return Pools(True, why, [Pool(0, ResourceHints(), stages, size, 1, "this process")])
+
+
+def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[str, str]:
+    """What the models of these stages want in the environment, before a worker imports anything."""
+    found: dict[str, tuple[str, str]] = {}
+    for step in (step for stage in plan.stages if stage.index in stages for step in stage.steps()):
+        if not isinstance(step.transform, RunInference) or choose_place(wishes_of(step.transform), around).hosted:
+            continue
+        for name, value in step.transform.path.model_handler._env_vars.items():
+            other, said = found.setdefault(name, (step.label, value))
+            if said != value:
+                raise UsageError(
+                    f"steps {other!r} and {step.label!r} want {name}={said!r} and {value!r} in the environment of the same "
+                    "worker processes; give one of the models a process of its own with large_model=True"
+                )
+    return {name: value for name, (_, value) in found.items()}
 
 
 def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunOptions, machine: Machine) -> Pool:

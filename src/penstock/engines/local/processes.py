@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 from penstock.engines.local import guardian
+from penstock.models.place import Surroundings
 from penstock.transport.channel import Channel
 from penstock.transport.interpreters import above_standard, start_interpreter, thread_variables
 
@@ -21,11 +23,16 @@ from penstock.transport.interpreters import above_standard, start_interpreter, t
 class WorkerProcess:
     """One worker: the leader of a process group of its own, so that what it starts ends with it."""
 
-    def __init__(self, threads: int, cores: int) -> None:
+    def __init__(self, threads: int, cores: int, around: Surroundings, variables: Mapping[str, str]) -> None:
         ours, theirs = map(above_standard, socket.socketpair())
         with theirs:
-            main = "penstock.engines.local.worker:main"
-            self._process = start_interpreter(main, [theirs.fileno(), threads], [theirs.fileno()], thread_variables(cores))
+            self._process = start_interpreter(
+                "penstock.engines.local.worker:main",
+                [theirs.fileno(), threads, json.dumps(asdict(around))],
+                [theirs.fileno()],
+                thread_variables(cores),
+                variables,
+            )
         self.channel = Channel(ours)
         self.pid = self._process.pid
 

@@ -16,6 +16,7 @@ from penstock.engines.local.parcel import AnonymousFile
 from penstock.engines.local.pools import Pool
 from penstock.engines.local.processes import Guardian, WorkerProcess
 from penstock.engines.local.protocol import Died, Done, Install, Stop, Work
+from penstock.models.place import Surroundings
 from penstock.transport.channel import Channel
 
 GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
@@ -34,9 +35,12 @@ class _Member:
 class ProcessWorkers:
     """Worker processes. wait() is the one place where the coordinator blocks: on messages and deaths at once."""
 
-    def __init__(self, programs: Mapping[int, bytes], pools: Mapping[int, Pool], guardian: Guardian) -> None:
+    def __init__(
+        self, programs: Mapping[int, bytes], pools: Mapping[int, Pool], guardian: Guardian, around: Surroundings
+    ) -> None:
         self._programs = programs
         self._pools = pools
+        self._around = around
         self._guardian = guardian
         self._members: dict[int, _Member] = {}
         self._leaving: list[_Member] = []
@@ -44,7 +48,8 @@ class ProcessWorkers:
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
-        process = WorkerProcess(chosen.size.slots, chosen.cores)
+        around = replace(self._around, workers=chosen.size.workers)
+        process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
         self._guardian.started(process.pid)
         pidfd = os.pidfd_open(process.pid) if sys.platform == "linux" else None
         self._members[worker] = _Member(process, pidfd)

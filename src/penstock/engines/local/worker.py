@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import queue
 import selectors
@@ -23,6 +24,7 @@ from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
 from penstock.engines.local.protocol import Done, Failed, Install, Progress, Ready, Stop, Work
 from penstock.engines.plan import Outlet
 from penstock.inference.session import Sessions
+from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.transport.channel import Channel
 from penstock.transport.reports import ErrorReport
@@ -30,20 +32,21 @@ from penstock.transport.reports import ErrorReport
 PROGRESS_EVERY = 0.5  # seconds
 
 
-def main(descriptor: str, threads: str) -> None:
-    """The entry of a fresh interpreter: the socket's descriptor, and how many threads run splits."""
+def main(descriptor: str, threads: str, around: str) -> None:
+    """The entry of a fresh interpreter: the socket's descriptor, how many threads run splits, and what is around it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
     if sys.stderr is not None:
         faulthandler.enable()
     with seldom_collected():
-        _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads)).serve()
+        sessions = Sessions(Metrics(), Surroundings(**json.loads(around)))
+        _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
 
 
 class _Worker:
-    def __init__(self, channel: Channel, threads: int) -> None:
+    def __init__(self, channel: Channel, threads: int, sessions: Sessions) -> None:
         self._channel = channel
         self._sending = threading.Lock()
-        self._sessions = Sessions(Metrics())
+        self._sessions = sessions
         self._programs: dict[int, bytes] = {}
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._executors = [Executor(self._programs, self._sessions) for _ in range(threads)]

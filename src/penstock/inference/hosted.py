@@ -1,0 +1,294 @@
+"""A session whose model lives in a host: the same lanes and tickets, with the batcher and the model in other processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from penstock.blocks import Block, byte_size, is_table
+from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
+from penstock.inference.handler import ModelHandler, concurrent_batches
+from penstock.inference.model import ModelCopy
+from penstock.inference.ticket import Caller, Ticket, answers_of
+from penstock.inference.transform import RunInference
+from penstock.models.client import HostClient
+from penstock.models.messages import Broken, HostSpec, Piece, Report, Submit
+from penstock.models.place import Place, Surroundings, Wishes
+from penstock.models.rendezvous import Address, name_of, run_folder
+from penstock.models.server import Outcome
+from penstock.observe.metrics import MetricKey
+from penstock.rows import safe_str, shorten
+from penstock.transport.interpreters import thread_variables
+from penstock.transport.packing import pack
+
+if TYPE_CHECKING:
+    from penstock.inference.session import Sessions
+
+BYTES_SAMPLED_EVERY = 16  # batches
+
+
+def wishes_of(transform: RunInference[Any, Any]) -> Wishes:
+    """What the user's configuration says about where a step's model lives."""
+    handler, handling = transform.path.model_handler, transform.handling
+    shared = bool(handler.share_model_across_processes())
+    return Wishes(
+        shared=shared,
+        copies=handler.model_copies() if shared else None,
+        timeout=None if handling is None else handling.timeout,
+        isolated=handling is not None and handling.use_subprocess,
+        accelerator=handler.accelerator(),
+    )
+
+
+class ServedModel:
+    """What a host runs: one model copy, asked for whole batches."""
+
+    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...]) -> None:
+        self.step = step
+        self._handler = handler
+        self._size_buckets = size_buckets
+        self._copy: ModelCopy | None = None
+        self._batches = itertools.count()
+
+    def load(self) -> tuple[float, int]:
+        self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
+        loaded = self._copy.load()
+        assert loaded is not None
+        return loaded.seconds, loaded.bytes
+
+    def run(self, batch: Block, how: Any) -> Outcome:
+        args, step = how
+        assert self._copy is not None
+        answers = self._copy.answers(batch, args, step)
+        size = self._copy.byte_size(batch) if next(self._batches) % BYTES_SAMPLED_EVERY == 0 else None
+        return Outcome(answers, {}, self._copy.take_out_of_memory(), size)
+
+
+class HostedSession:
+    """This process's way to a model that is elsewhere."""
+
+    def __init__(self, owner: Sessions, key: str, step: str, transform: RunInference[Any, Any], place: Place) -> None:
+        self.step = step
+        self.handler = transform.path.model_handler
+        self._owner = owner
+        self._changed = owner.changed
+        self._namespace = transform.metrics_namespace
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+        around = owner.around
+        address = Address(around.folder or run_folder(transform.id), name_of(key))
+        self._client = HostClient(address, _spec(step, transform, place, around), self)
+
+    def join(self, caller: Caller, step: str | None = None) -> HostedLane:
+        return HostedLane(self, caller, step or self.step, next(self._numbers))
+
+    def hand_in_metrics(self) -> None: ...
+
+    def close(self, *, wait: bool = True) -> None:
+        self._client.close(wait)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # For lanes. The client's lock is never taken inside the sessions' one, only the other way round.
+
+    def open_lane(self, number: int) -> None:
+        self._client.join(number)
+
+    def close_lane(self, number: int, tickets: list[int]) -> None:
+        self._client.leave(number, tickets)
+        with self._changed:
+            for ticket in tickets:
+                self._tickets.pop(ticket, None)
+
+    def submit(self, lane: int, ticket: Ticket, how: bytes, step: str, **about: Any) -> int:
+        number = next(self._numbers)
+        block = ticket.block
+        buffers = pack(block, step)
+        with self._changed:
+            self._tickets[number] = ticket
+        message = Submit(
+            lane=lane,
+            ticket=number,
+            rows=ticket.missing,
+            payload=b"",
+            how=how,
+            group=None if isinstance(block, list) else str(block.schema),
+            **about,
+            size=byte_size(block) if about["lengths"] is not None else 0,
+        )
+        self._client.submit(message, buffers)
+        return number
+
+    def wait(self, lane: int, ticket: Ticket, number: int, caller: Caller) -> None:
+        self._client.waits(lane, number)
+        with self._changed:
+            caller.waits_for = ticket
+            self._changed.notify_all()
+            try:
+                while not ticket.settled:
+                    if self._closed:
+                        raise EngineError(f"step {self.step!r}: the run has ended")
+                    self._changed.wait()
+            finally:
+                caller.waits_for = None
+
+    def pause(self, lane: int) -> None:
+        self._client.waits(lane, None)
+
+    def resume(self, lane: int) -> None:
+        self._client.goes(lane)
+
+    # What the host says, on the connection's thread.
+
+    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Any]) -> None:
+        with self._changed:
+            at = 0
+            for position, (number, start, stop) in enumerate(pieces):
+                ticket = self._tickets.get(number)
+                if ticket is not None and is_table(ticket.block):
+                    ticket.fill(start, stop, answers[position])
+                elif ticket is not None:
+                    ticket.fill(start, stop, answers[at : at + stop - start])
+                at += stop - start
+            self._settle({number for number, _, _ in pieces})
+
+    def broken(self, message: Broken) -> None:
+        kind = ModelTimeoutError if message.kind == "timed out" else ModelCrashError
+        with self._changed:
+            for number, start, _ in message.pieces:
+                ticket = self._tickets.get(number)
+                if ticket is not None:
+                    first = shorten(_row(ticket.block, start))
+                    held = (
+                        f"it held a batch of {message.rows} rows, among them: {first}"
+                        if message.rows > 1
+                        else f"row: {first}"
+                    )
+                    ticket.error = ticket.error or kind(f"step {self.step!r}: {message.message}\n  {held}")
+            self._settle({number for number, _, _ in message.pieces})
+
+    def refused(self, tickets: Iterable[int], error: PenstockError) -> None:
+        with self._changed:
+            for number in tickets:
+                ticket = self._tickets.get(number)
+                if ticket is not None:
+                    ticket.error = ticket.error or error
+            self._settle(tickets)
+
+    def again(self, tickets: Iterable[int]) -> None:
+        with self._changed:
+            for number in tickets:
+                if number in self._tickets:
+                    self._tickets[number].reset()
+            self._owner.metrics.count(self._key("model_restarts"))
+
+    def reported(self, report: Report) -> None:
+        with self._changed:
+            metrics = self._owner.metrics
+            for name, count in report.counters.items():
+                metrics.count(self._key(name), count)
+            for name, value in report.values.items():
+                metrics.record(self._key(name), value)
+            if report.note is not None:
+                metrics.notes[self._key("batch_size_found")] = report.note
+
+    def _settle(self, numbers: Iterable[int]) -> None:
+        settled = [number for number in numbers if number in self._tickets and self._tickets[number].settled]
+        for number in settled:
+            del self._tickets[number]
+        self._changed.notify_all()
+        self._changed.release()
+        try:
+            self._client.forget(settled)
+        finally:
+            self._changed.acquire()
+
+    def _key(self, name: str) -> MetricKey:
+        return MetricKey(self.step, self._namespace, name)
+
+
+class HostedLane:
+    """One bundle's way to the host, used by one thread."""
+
+    def __init__(self, session: HostedSession, caller: Caller, step: str, number: int) -> None:
+        self.caller = caller
+        self.step = step
+        self._session = session
+        self._number = number
+        self._open: dict[int, int] = {}  # id of a ticket -> its number
+        self._args: Any = None
+        self._how: bytes | None = None
+        session.open_lane(number)
+        caller.hosted.append(self)
+
+    def submit(
+        self,
+        ticket: Ticket,
+        args: Any = None,
+        *,
+        weights: list[int] | None = None,
+        lengths: list[int] | None = None,
+        alone: bool = False,
+    ) -> None:
+        if self._how is None or args is not self._args:
+            self._args, self._how = args, self._pickled(args)
+        self._open[id(ticket)] = self._session.submit(
+            self._number, ticket, self._how, self.step, weights=weights, lengths=lengths, alone=alone
+        )
+
+    def wait(self, ticket: Ticket) -> Block:
+        number = self._open.pop(id(ticket))
+        if not ticket.settled:
+            with self.caller.paused(self):
+                self._session.wait(self._number, ticket, number, self.caller)
+        return answers_of(ticket, self._session.handler.model_id(), self.step)
+
+    def pause(self) -> None:
+        """The bundle waits at another model."""
+        self._session.pause(self._number)
+
+    def resume(self) -> None:
+        self._session.resume(self._number)
+
+    def close(self) -> None:
+        self.caller.hosted.remove(self)
+        self._session.close_lane(self._number, list(self._open.values()))
+
+    def _pickled(self, args: Any) -> bytes:
+        try:
+            data: bytes = cloudpickle.dumps((args, self.step), protocol=5)
+        except Exception as exc:
+            what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
+            raise StepError(f"step {self.step!r}: {what}") from exc
+        return data
+
+
+def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Surroundings) -> HostSpec:
+    handler = transform.path.model_handler
+    limits = transform.limits
+    return HostSpec(
+        name=step,
+        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets), protocol=5),
+        limits=replace(limits, weigh=len)
+        if limits.weigh is not None
+        else limits,  # callers weigh; none of theirs runs there
+        by_length=handler.measures_length(),
+        copies=place.copies,
+        concurrent=concurrent_batches(handler),
+        in_turn=handler.prepares_ahead(),
+        timeout=place.timeout,
+        load_timeout=around.load_timeout,
+        defaults=thread_variables(max(1, around.cores // place.copies)),
+        variables=dict(handler._env_vars),
+        devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
+    )
+
+
+def _row(block: Block, index: int) -> Any:
+    return block[index] if isinstance(block, list) else block.slice(index, 1).to_pylist()[0]

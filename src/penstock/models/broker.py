@@ -1,0 +1,466 @@
+"""The broker of a model host: a process that runs no user code, so that nothing can wedge it.
+
+    clients (any process of this user) <-- Unix socket --> broker <-- socket pair --> the model's process, one per copy
+
+One loop waits for messages, deaths and deadlines; models/desk.py decides; what it says is done here. Rows and answers pass
+through as bytes or as descriptors of anonymous files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.batching.entry import Entry
+from penstock.errors import ModelLoadError
+from penstock.models.desk import (
+    Batch,
+    BreakBatch,
+    Command,
+    Desk,
+    End,
+    GiveUp,
+    KillCopy,
+    Parcel,
+    RunBatch,
+    StartCopy,
+)
+from penstock.models.messages import (
+    Answers,
+    Broken,
+    Freed,
+    Goes,
+    HostSpec,
+    Join,
+    Leave,
+    Loaded,
+    LoadFailed,
+    Payload,
+    Piece,
+    Raised,
+    Ran,
+    Refused,
+    Report,
+    Run,
+    Shutdown,
+    Submit,
+    Waits,
+    Welcome,
+)
+from penstock.models.rendezvous import Address, same_user
+from penstock.transport.channel import Frames, frame, read_all
+from penstock.transport.interpreters import above_standard, describe_exit, start_interpreter
+from penstock.transport.reports import ErrorReport
+from penstock.transport.segments import SegmentRef
+
+NOTES_EVERY = 0.5  # seconds
+
+
+def main(directory: str, name: str, listening: str, told: str) -> None:
+    """The entry of a fresh interpreter: where it lives, the socket that listens there, a file with its HostSpec."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its clients
+    with open(int(told), "rb") as file:
+        spec: HostSpec = pickle.loads(read_all(file.fileno(), 0, os.fstat(file.fileno()).st_size))
+    broker = Broker(spec, socket.socket(fileno=int(listening)))
+    try:
+        broker.serve()
+    finally:
+        broker.end()
+        Address(directory, name).remove()
+
+
+class Held:
+    """A submitted block: bytes, or shared memory that is let go of with the last batch that needs it."""
+
+    def __init__(self, payload: Payload, fds: Sequence[int], how: bytes) -> None:
+        self.payload = payload
+        self.fd = fds[payload.at] if isinstance(payload, SegmentRef) else None
+        self.how = how
+        self.readers: set[Model] = set()  # that may refer to it
+
+    def __del__(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+class Line:
+    """A connection: what is to be sent waits here, never the broker."""
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, owner: Any) -> None:
+        self.sock = sock
+        self.frames = Frames(sock)
+        self._selector = selector
+        self._owner = owner
+        self._out: deque[tuple[memoryview, list[int]]] = deque()
+        selector.register(sock, selectors.EVENT_READ, owner)
+
+    def send(self, message: object, fds: Sequence[int] = ()) -> None:
+        with frame(message, fds, plain=True) as (data, beside):
+            self._out.append((memoryview(data), [os.dup(fd) for fd in beside]))
+        if len(self._out) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent. A peer that is gone is noticed when it is read from."""
+        while self._out:
+            data, fds = self._out[0]
+            try:
+                sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._drop()
+                break
+            for fd in fds:
+                os.close(fd)
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = data[sent:], []
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if self._selector.get_key(self.sock).events != wanted:
+            self._selector.modify(self.sock, wanted, self._owner)
+
+    def close(self) -> None:
+        self._drop()
+        self._selector.unregister(self.sock)
+        self.frames.close()
+        self.sock.close()
+
+    def _drop(self) -> None:
+        for _, fds in self._out:
+            for fd in fds:
+                os.close(fd)
+        self._out.clear()
+
+
+class Client:
+    def __init__(self, number: int, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.number = number
+        self.line = Line(sock, selector, self)
+        self.parcels: dict[int, int] = {}  # ticket -> parcel, while it is not answered
+
+
+class Model:
+    """The process that holds one copy."""
+
+    def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector) -> None:
+        self.copy = copy
+        self.sent: dict[int, Parcel] = {}  # parcels whose rows it has
+        self.killed_because: str | None = None
+        self._selector = selector
+        device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
+        ours, theirs = map(above_standard, socket.socketpair())
+        with theirs:
+            arguments = [theirs.fileno(), spec.concurrent]
+            self.process: subprocess.Popen[bytes] = start_interpreter(
+                "penstock.models.server:main", arguments, [theirs.fileno()], spec.defaults, {**spec.variables, **device}
+            )
+        self.line = Line(ours, selector, self)
+        self.pidfd = os.pidfd_open(self.process.pid) if sys.platform == "linux" else None
+        if self.pidfd is not None:
+            selector.register(self.pidfd, selectors.EVENT_READ, self)
+        self.line.send(spec.program)
+
+    def kill(self, why: str | None = None) -> None:
+        self.killed_because = why
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def bury(self) -> str:
+        """It is gone, or as good as: end what it started, and say how it ended."""
+        self.line.close()
+        if self.pidfd is not None:
+            self._selector.unregister(self.pidfd)
+            os.close(self.pidfd)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5 if self.killed_because is None else 0)
+        code = self.process.poll()
+        self.kill(self.killed_because)
+        self.process.wait()
+        return self.killed_because or describe_exit(code)
+
+
+class Broker:
+    def __init__(self, spec: HostSpec, listening: socket.socket) -> None:
+        self._spec = spec
+        self._listening = listening
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._desk = Desk(spec, time.monotonic())
+        self._clients: dict[int, Client] = {}
+        self._models: dict[int, Model] = {}
+        self._owners: dict[str, Client | Model] = {}  # of segments
+        self._lent: dict[tuple[str, int], Held] = {}  # the clients' segments that models may refer to
+        self._numbers = 0
+        self._noted = 0.0
+        self._ended = 0.0  # when the last batch of a device did
+        self._over = False
+
+    def serve(self) -> None:
+        while not self._over:
+            now = time.monotonic()
+            for command in self._desk.decide(now):
+                self._do(command)
+            if self._over:
+                break
+            until = self._desk.next_time(now)
+            ready = self._selector.select(None if until is None else max(0.0, until - time.monotonic()))
+            for key, events in ready:
+                self._hear(key, events)
+
+    def end(self) -> None:
+        for model in self._models.values():
+            model.kill()
+            model.bury()
+        for client in self._clients.values():
+            client.line.flush()
+            client.line.close()
+        self._listening.close()
+
+    # What comes in.
+
+    def _hear(self, key: selectors.SelectorKey, events: int) -> None:
+        owner: Client | Model | None = key.data
+        if owner is None:
+            self._accept()
+        elif isinstance(owner, Client):
+            if self._clients.get(owner.number) is owner:
+                self._hear_line(owner, events)
+        elif self._models.get(owner.copy) is owner:
+            if isinstance(key.fileobj, int):  # its pidfd
+                self._read(owner)
+                if self._models.get(owner.copy) is owner:
+                    self._lost(owner)
+            else:
+                self._hear_line(owner, events)
+
+    def _hear_line(self, owner: Client | Model, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            owner.line.flush()
+        if events & selectors.EVENT_READ and not self._read(owner):
+            self._lost(owner)
+
+    def _read(self, owner: Client | Model) -> bool:
+        """All that it has said. False: it is gone."""
+        try:
+            messages = owner.line.frames.receive()
+        except BlockingIOError:
+            return True
+        except (EOFError, OSError):
+            return False
+        for message, fds in messages:
+            if isinstance(owner, Client):
+                self._from_client(owner, message, fds)
+            else:
+                self._from_model(owner, message, fds)
+        return True
+
+    def _accept(self) -> None:
+        sock, _ = self._listening.accept()
+        if not same_user(sock):
+            sock.close()
+            return
+        self._numbers += 1
+        client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
+        self._desk.joined(client.number)
+        client.line.send(Welcome(os.getpid()))
+
+    def _lost(self, owner: Client | Model) -> None:
+        now = time.monotonic()
+        for name in [name for name, known in self._owners.items() if known is owner]:
+            del self._owners[name]
+        if isinstance(owner, Client):
+            del self._clients[owner.number]
+            owner.line.close()
+            self._desk.gone(owner.number, now)
+            return
+        del self._models[owner.copy]
+        how = owner.bury()
+        for segment, number in list(self._lent):
+            self._returned(owner, segment, [number])
+        for command in self._desk.died(owner.copy, how, now):
+            self._do(command)
+        self._tell_one(Report(counters={"model_restarts": 1}))
+
+    def _from_client(self, client: Client, message: Any, fds: list[int]) -> None:
+        if isinstance(message, Submit):
+            self._numbers += 1
+            client.parcels[message.ticket] = self._numbers
+            held = Held(message.payload, fds, message.how)
+            if isinstance(message.payload, SegmentRef):
+                self._owners[message.payload.owner] = client
+            parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
+            entry = Entry(
+                parcel,
+                message.rows,
+                weights=message.weights,
+                lengths=message.lengths,
+                group=(message.group, message.how),
+                alone=message.alone,
+                bytes=message.size,
+            )
+            self._desk.submitted(entry, time.monotonic())
+        elif isinstance(message, Waits):
+            if message.ticket is None or message.ticket in client.parcels:
+                parcel_number = None if message.ticket is None else client.parcels[message.ticket]
+                self._desk.waits(client.number, message.lane, parcel_number)
+        elif isinstance(message, Goes):
+            self._desk.goes(client.number, message.lane)
+        elif isinstance(message, Join):
+            self._desk.opened(client.number, message.lane)
+        elif isinstance(message, Leave):
+            self._desk.closed(client.number, message.lane)
+        elif isinstance(message, Freed):
+            if (owner := self._owners.get(message.owner)) is not None:
+                owner.line.send(message)
+        elif isinstance(message, Shutdown):
+            self._over = True
+
+    def _from_model(self, model: Model, message: Any, fds: list[int]) -> None:
+        try:
+            if isinstance(message, Loaded):
+                self._desk.loaded(model.copy)
+                self._tell_one(Report(values={"load_seconds": message.seconds, "model_bytes": message.bytes}))
+            elif isinstance(message, LoadFailed):
+                self._refuse_all(message.error)
+            elif isinstance(message, Ran):
+                self._ran(model, message, fds)
+            elif isinstance(message, Freed):
+                self._returned(model, message.owner, message.numbers)
+            elif isinstance(message, Raised):
+                batch = self._desk.ended(model.copy, message.batch, time.monotonic())
+                if batch is not None:
+                    for client, pieces in self._by_client(batch):
+                        client.line.send(Refused(pieces, message.error))
+                    self._tell_one(Report(counters={"failed_batches_counter": 1}))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _ran(self, model: Model, message: Ran, fds: list[int]) -> None:
+        now = time.monotonic()
+        batch = self._desk.ended(model.copy, message.batch, now)
+        if batch is None:
+            return
+        answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
+        for payload, _ in answers.values():
+            if isinstance(payload, SegmentRef):
+                self._owners[payload.owner] = model
+        for client, pieces in self._by_client(batch):
+            payload, failures = answers[client.number]
+            if isinstance(payload, SegmentRef):
+                client.line.send(Answers(pieces, payload._replace(at=0), failures), [fds[payload.at]])
+            else:
+                client.line.send(Answers(pieces, payload, failures))
+        seconds = message.seconds
+        if self._spec.in_turn:  # without the time of the batch before
+            seconds, self._ended = min(seconds, now - self._ended), now
+        self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
+        self._report(batch, message)
+
+    def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
+        """A model refers to these segments no more. Their owner is told when no model does."""
+        for number in numbers:
+            held = self._lent.get((owner, number))
+            if held is not None:
+                held.readers.discard(model)
+                if not held.readers:
+                    del self._lent[owner, number]
+                    if (client := self._owners.get(owner)) is not None:
+                        client.line.send(Freed(owner, [number]))
+
+    # What is decided.
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, StartCopy):
+            self._models[command.copy] = Model(command.copy, self._spec, self._selector)
+        elif isinstance(command, KillCopy):
+            self._models[command.copy].kill(command.why)
+        elif isinstance(command, RunBatch):
+            self._run(self._models[command.copy], command.batch)
+        elif isinstance(command, BreakBatch):
+            for client, pieces in self._by_client(command.batch):
+                client.line.send(Broken(pieces, command.kind, command.message, command.batch.rows))
+            self._tell_one(Report(counters={"failed_batches_counter": 1}))
+        elif isinstance(command, GiveUp):
+            self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
+        elif isinstance(command, End):
+            self._over = True
+
+    def _run(self, model: Model, batch: Batch) -> None:
+        new: list[tuple[int, Payload, bytes]] = []
+        fds: list[int] = []
+        done = [number for number, parcel in model.sent.items() if not self._desk.wants(parcel)]
+        for number in done:
+            del model.sent[number]
+        for span in batch.spans:
+            parcel = span.entry.item
+            if parcel.number not in model.sent:
+                model.sent[parcel.number] = parcel
+                held: Held = parcel.content
+                payload = held.payload
+                if isinstance(payload, SegmentRef):
+                    assert held.fd is not None
+                    held.readers.add(model)
+                    self._lent[payload.owner, payload.number] = held
+                    payload = payload._replace(at=len(fds))
+                    fds.append(held.fd)
+                new.append((parcel.number, payload, held.how))
+        pieces = [(span.entry.item.number, span.start, span.stop) for span in batch.spans]
+        readers = [span.entry.item.client for span in batch.spans]
+        model.line.send(Run(batch.number, pieces, readers, new, done), fds)
+
+    def _by_client(self, batch: Batch) -> list[tuple[Client, list[Piece]]]:
+        """Who is to hear of which rows; those who are gone, not."""
+        found: dict[int, list[Piece]] = {}
+        for entry, start, stop in batch.spans:
+            if entry.item.client in self._clients:
+                found.setdefault(entry.item.client, []).append((entry.item.ticket, start, stop))
+        for number, pieces in found.items():
+            for ticket in {ticket for ticket, _, _ in pieces}:
+                parcel = self._clients[number].parcels.get(ticket)
+                if parcel is not None and not self._desk.is_left(parcel):
+                    del self._clients[number].parcels[ticket]
+        return [(self._clients[number], pieces) for number, pieces in found.items()]
+
+    def _refuse_all(self, error: ErrorReport) -> None:
+        """The host cannot go on: everybody is told, and it ends."""
+        for client in self._clients.values():
+            client.line.send(Refused([], error))
+        self._over = True
+
+    # What was measured.
+
+    def _report(self, batch: Batch, message: Ran) -> None:
+        counters = {"num_inferences": batch.rows}
+        values = {"inference_request_batch_size": batch.rows, "inference_batch_latency_micro_secs": message.seconds * 1e6}
+        lengths = batch.lengths
+        if lengths is not None:
+            counters["useful_cost"] = sum(lengths)
+            counters["padded_cost"] = batch.rows * self._spec.limits.padded_length(max(lengths))
+        if message.out_of_memory is not None:
+            counters["out_of_memory_counter"] = 1
+        if message.size is not None:
+            values["inference_request_batch_byte_size"] = message.size
+        note = None
+        if time.monotonic() - self._noted > NOTES_EVERY:
+            self._noted = time.monotonic()
+            note = self._desk.explain()
+        self._tell_one(Report(counters, values, note))
+
+    def _tell_one(self, report: Report) -> None:
+        for client in self._clients.values():
+            client.line.send(report)
+            return

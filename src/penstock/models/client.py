@@ -1,0 +1,235 @@
+"""A process's connection to a model host: it finds or starts the host, and survives its death.
+
+What is in flight is kept until it is answered, large blocks in the shared memory that the host reads, so that it can be
+submitted again to a host that is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from penstock.errors import EngineError, PenstockError
+from penstock.models.messages import (
+    Answers,
+    Broken,
+    Freed,
+    Goes,
+    HostSpec,
+    Join,
+    Leave,
+    Piece,
+    Refused,
+    Report,
+    Submit,
+    Waits,
+)
+from penstock.models.rendezvous import Address
+from penstock.transport.channel import INLINE_BYTES, Channel
+from penstock.transport.packing import length, unpack
+from penstock.transport.segments import Leases, Segment, Segments
+
+LOSSES = 10  # of the host, one after the other, without any answer in between
+
+
+class Listener(Protocol):
+    """Who is told what comes back. Called on the connection's own thread."""
+
+    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Any]) -> None: ...
+
+    def broken(self, message: Broken) -> None: ...
+
+    def refused(self, tickets: Iterable[int], error: PenstockError) -> None: ...
+
+    def again(self, tickets: Iterable[int]) -> None:
+        """These are submitted once more: what was answered of them does not count."""
+
+    def reported(self, report: Report) -> None: ...
+
+
+class HostClient:
+    """One connection, shared by all threads of the process. It is opened with the first rows."""
+
+    def __init__(self, address: Address, spec: HostSpec, listener: Listener) -> None:
+        self._address = address
+        self._spec = spec
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._thread: threading.Thread | None = None
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._lanes: set[int] = set()
+        self._waiting: dict[int, int | None] = {}
+        self._in_flight: dict[int, tuple[Submit, Segment | None]] = {}
+        self._segments = Segments()
+        self._leases = Leases(private=False)
+        self._losses = 0
+        self._closed = False
+
+    # The callers' side.
+
+    def join(self, lane: int) -> None:
+        with self._lock:
+            self._lanes.add(lane)
+            self._send(Join(lane))
+
+    def submit(self, message: Submit, buffers: Sequence[Any]) -> None:
+        """Rows for the host: what is in the buffers is their payload."""
+        segment = None
+        if sum(map(length, buffers)) <= INLINE_BYTES // 4:
+            message = message._replace(payload=b"".join(buffers))
+        else:
+            segment = self._segments.write(buffers)
+            message = message._replace(payload=self._segments.ref(segment, 0))
+        with self._lock:
+            self._in_flight[message.ticket] = message, segment
+            if self._channel is None:
+                self._connect()
+            else:
+                self._send(message, [] if segment is None else [segment.fd])
+            for owner, numbers in self._leases.take_freed().items():
+                self._send(Freed(owner, numbers))
+
+    def waits(self, lane: int, ticket: int | None) -> None:
+        with self._lock:
+            self._waiting[lane] = ticket
+            self._send(Waits(lane, ticket))
+
+    def goes(self, lane: int) -> None:
+        """It may add rows again. The host knows when a ticket is answered; it is told only where it cannot."""
+        with self._lock:
+            if self._waiting.pop(lane, 0) is None:
+                self._send(Goes(lane))
+
+    def leave(self, lane: int, tickets: Iterable[int]) -> None:
+        with self._lock:
+            self._lanes.discard(lane)
+            self._waiting.pop(lane, None)
+            self._send(Leave(lane))
+            self._forget(tickets)
+
+    def forget(self, tickets: Iterable[int]) -> None:
+        """These are answered."""
+        with self._lock:
+            self._forget(tickets)
+
+    def close(self, wait: bool) -> None:
+        with self._lock:
+            self._closed = True
+            self._forget(list(self._in_flight))
+            if self._channel is not None:
+                with contextlib.suppress(OSError):
+                    self._channel.sock.shutdown(socket.SHUT_RDWR)
+        if wait and self._thread is not None:
+            self._thread.join()
+        for process in self._started:
+            process.poll()
+
+    # The connection. The lock is held, except in _listen.
+
+    def _connect(self) -> None:
+        """Reach the host and tell it all that it should know."""
+        sock, process = self._address.reach(self._spec)
+        if process is not None:
+            self._started.append(process)
+        self._channel = Channel(sock, plain=True)
+        for lane in self._lanes:
+            self._send(Join(lane))
+        for message, segment in self._in_flight.values():
+            self._send(message, [] if segment is None else [segment.fd])
+        for lane, ticket in self._waiting.items():
+            self._send(Waits(lane, ticket))
+        if self._thread is None or self._thread is not threading.current_thread():
+            self._thread = threading.Thread(target=self._listen, args=[self._channel], daemon=True)
+            self._thread.start()
+
+    def _send(self, message: object, fds: Sequence[int] = ()) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the listening thread sees to that
+                self._channel.send(message, fds)
+
+    def _forget(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            _, segment = self._in_flight.pop(ticket, (None, None))
+            if segment is not None:
+                self._segments.done(segment)
+
+    def _listen(self, channel: Channel) -> None:
+        while True:
+            try:
+                message, fds = channel.receive()
+            except (EOFError, OSError):
+                found = self._reconnected()
+                if found is None:
+                    return
+                channel = found
+                continue
+            try:
+                over = self._hear(message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if over:
+                return
+
+    def _hear(self, message: Any, fds: list[int]) -> bool:
+        """Pass a message on. True: the host has ended for good, until somebody submits rows again."""
+        if isinstance(message, Answers):
+            self._losses = 0
+            (answers,) = unpack(self._leases.read(message.payload, fds))
+            assert isinstance(answers, list)
+            self._listener.answered(message.pieces, answers, message.failures)
+        elif isinstance(message, Broken):
+            self._losses = 0
+            self._listener.broken(message)
+        elif isinstance(message, Freed):
+            self._segments.freed(message.numbers)
+        elif isinstance(message, Report):
+            self._listener.reported(message)
+        elif isinstance(message, Refused):
+            if not message.pieces:
+                self._fail(message.error.error())
+                return True
+            self._listener.refused({ticket for ticket, _, _ in message.pieces}, message.error.error())
+        return False
+
+    def _reconnected(self) -> Channel | None:
+        """The host is gone: find or start it again, and submit what was in flight."""
+        with self._lock:
+            assert self._channel is not None
+            self._channel.close()
+            self._channel = None
+            if self._closed or not self._lanes:
+                return None
+            self._losses += 1
+            if self._losses <= LOSSES:
+                self._listener.again(list(self._in_flight))
+                try:
+                    self._connect()
+                except (PenstockError, OSError) as exc:
+                    error: PenstockError = EngineError(f"step {self._spec.name!r}: its model host cannot be reached: {exc}")
+                    error.__cause__ = exc
+                else:
+                    return self._channel
+            else:
+                error = EngineError(
+                    f"step {self._spec.name!r}: its model host died {LOSSES} times without an answer in between; "
+                    "was it killed from outside, or is the machine out of memory?"
+                )
+        self._fail(error)
+        return None
+
+    def _fail(self, error: PenstockError) -> None:
+        """Nothing that is in flight will be answered."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            tickets = list(self._in_flight)
+            self._forget(tickets)
+        self._listener.refused(tickets, error)

@@ -1,0 +1,42 @@
+"""How much memory there is, and which GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+
+def available_bytes() -> int:
+    """What processes may still take, on this machine or in this container."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    if match:
+        available = int(match[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        cache = re.search(r"^inactive_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
+        available = min(available, int(limit) - int(used) + (int(cache[1]) if cache else 0))
+    return max(0, available)
+
+
+def proportional_bytes() -> int:
+    """The memory that this process holds, its share of what is shared (Linux); 0 where that cannot be seen."""
+    match = re.search(r"^Pss:\s+(\d+) kB", _read("/proc/self/smaps_rollup"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The NVIDIA GPUs that a process of ours would see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
+    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(map(str, range(len(devices))))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,158 @@
+"""The messages of a model host: between its clients, its broker and the model's process.
+
+Rows, answers and arguments are bytes to the broker: it reads none of them, so that nothing of the user's runs there. Where
+they are large they are in shared memory instead, whose descriptor travels beside the message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.batching.limits import BatchLimits
+from penstock.transport.reports import ErrorReport
+from penstock.transport.segments import SegmentRef
+
+Payload: TypeAlias = bytes | SegmentRef  # one packed block; or where it is
+Piece: TypeAlias = tuple[int, int, int]  # a ticket or an entry, and which of its rows: from, to
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSpec:
+    """What a host is told by whoever starts it."""
+
+    name: str  # of the step, for people
+    program: bytes  # a pickled Served: the model, and how it is called
+    limits: BatchLimits
+    by_length: bool = False
+    copies: int = 1
+    concurrent: int = 1  # batches that a copy may run at once
+    in_turn: bool = False  # of these the device runs one after the other
+    timeout: float | None = None  # seconds for one call of the model
+    load_timeout: float | None = None
+    defaults: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process, unless set there
+    variables: dict[str, str] = field(default_factory=dict)  # for that environment, whatever is set there
+    devices: tuple[dict[str, str], ...] = ()  # more of them, one set for each device: copies are dealt out to them
+    grace: float = 2.0  # seconds without any client before it leaves
+
+
+class Freed(NamedTuple):
+    """Passed on to whom these segments belong: nobody refers to them any more."""
+
+    owner: str
+    numbers: list[int]
+
+
+# From a client.
+
+
+class Join(NamedTuple):
+    """A bundle begins: rows may come from it."""
+
+    lane: int
+
+
+class Submit(NamedTuple):
+    lane: int
+    ticket: int
+    rows: int
+    payload: Payload
+    how: bytes  # what the model's process is told about these rows; rows share a batch if theirs is equal
+    group: Any
+    weights: list[int] | None
+    lengths: list[int] | None
+    alone: bool
+    size: int  # bytes
+
+
+class Waits(NamedTuple):
+    """No rows come from this bundle until the ticket is answered; or, for None, until it says so."""
+
+    lane: int
+    ticket: int | None
+
+
+class Goes(NamedTuple):
+    lane: int
+
+
+class Leave(NamedTuple):
+    """A bundle ends: what it still has there, nobody wants."""
+
+    lane: int
+
+
+class Shutdown(NamedTuple):
+    """End now, whoever else is there."""
+
+
+# From the broker to a client.
+
+
+class Welcome(NamedTuple):
+    pid: int
+
+
+class Answers(NamedTuple):
+    """The answers to some rows: one packed block of them, in the order of the pieces, for all pieces together."""
+
+    pieces: list[Piece]  # by ticket
+    payload: Payload
+    failures: Any  # by position among these rows
+
+
+class Broken(NamedTuple):
+    """Rows that get no answer because the process that had them was killed or died."""
+
+    pieces: list[Piece]
+    kind: str  # of the failure
+    message: str
+    rows: int  # in the batch
+
+
+class Refused(NamedTuple):
+    """Rows that get no answer because of an error that is the user's to see; no pieces: all rows, and for good."""
+
+    pieces: list[Piece]
+    error: ErrorReport
+
+
+class Report(NamedTuple):
+    """What was measured, told to one of the clients."""
+
+    counters: dict[str, int] = {}
+    values: dict[str, float] = {}
+    note: str | None = None
+
+
+# Between the broker and the model's process.
+
+
+class Run(NamedTuple):
+    batch: int
+    pieces: list[Piece]  # by entry
+    readers: list[int]  # for each piece, who gets its answers
+    new: list[tuple[int, Payload, bytes]]  # entries that are not there yet, and how they are called
+    done: list[int]  # entries that are not needed after this batch
+
+
+class Loaded(NamedTuple):
+    seconds: float
+    bytes: int
+
+
+class LoadFailed(NamedTuple):
+    error: ErrorReport
+
+
+class Ran(NamedTuple):
+    batch: int
+    seconds: float
+    answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position
+    out_of_memory: int | None  # the least number of rows that did not fit, if any did not
+    size: int | None  # bytes of the batch, if they were counted
+
+
+class Raised(NamedTuple):
+    batch: int
+    error: ErrorReport

@@ -1,0 +1,69 @@
+"""Where a model lives: in each worker process, or in a host. Decided from the user's configuration and the machine alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOAD_TIMEOUT = 1800.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a process knows about the run that it works for."""
+
+    folder: str = ""  # of the run's hosts; empty: there is no run, and models are in the process
+    workers: int = 1  # processes that may hold a copy each
+    cores: int = 1  # of the machine
+    element_timeout: float | None = None
+    load_timeout: float = LOAD_TIMEOUT
+    gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user's configuration says about one model."""
+
+    shared: bool = False  # large_model
+    copies: int | None = None
+    timeout: float | None = None
+    isolated: bool = False
+    accelerator: str | None = None  # "gpu": any of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    hosted: bool
+    why: str
+    copies: int = 1
+    devices: tuple[str, ...] = ()  # GPUs that the copies are dealt out to
+    timeout: float | None = None  # seconds for one call of the model
+    measured: bool = False  # whether the first copy is measured before there are more
+
+    def describe(self, in_process: bool) -> str:
+        if not self.hosted:
+            return "one model copy in this process" if in_process else "one model copy in each worker process"
+        copies = "one model copy" if self.copies == 1 else f"{self.copies} model copies"
+        where = f" on {len(self.devices)} GPU{'s' if len(self.devices) > 1 else ''}" if self.devices else ""
+        return f"{copies} for all processes{where}, in a host ({self.why})"
+
+
+def choose_place(wishes: Wishes, around: Surroundings) -> Place:
+    """The user's own word goes first."""
+    timeout = wishes.timeout or around.element_timeout
+    devices = around.gpus if wishes.accelerator == "gpu" and around.workers > 1 else ()
+    reasons: list[tuple[bool, str, int]] = [
+        (wishes.copies is not None, f"model_copies={wishes.copies}", wishes.copies or 1),
+        (wishes.shared, "large_model", max(1, len(devices))),
+        (bool(devices), "one for each GPU", len(devices)),
+        (timeout is not None, f"timeout of {timeout} s: only a process can be killed", around.workers),
+        (wishes.isolated, "use_subprocess", around.workers),
+    ]
+    for holds, why, copies in reasons:
+        if holds:
+            return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout)
+    return Place(hosted=False, why="the default", measured=around.workers > 1)
+
+
+def fits(model_bytes: int, more_copies: int, available: int) -> bool:
+    """Whether that many more copies fit into the memory that is available, with some left for the rows."""
+    return model_bytes * more_copies <= 0.8 * available

@@ -1,0 +1,201 @@
+"""Where a host is found, or started by whoever comes first: a lock file and a Unix socket in a private folder.
+
+    <temporary folder>/penstock-<user>/<run>/<model>.sock, .lock
+
+The folder belongs to this user alone (0700), and both sides check who the other is. The lock is the system's, so that a
+process which is killed leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pickle
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import EngineError
+from penstock.models.messages import HostSpec, Shutdown
+from penstock.transport.channel import Channel, anonymous_file, write_all
+from penstock.transport.interpreters import above_standard, start_interpreter
+
+BACKLOG = 256
+
+
+def run_folder(run: str) -> str:
+    """The folder of one run's hosts. It is made when it is needed."""
+    base = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108: short, and checked
+    return str(base / f"penstock-{os.geteuid()}" / run)
+
+
+def end_hosts(folder: str, patience: float = 5.0) -> None:
+    """Tell the hosts of a run to end, wait for them, and remove the folder."""
+    lines = []
+    with contextlib.suppress(FileNotFoundError, EngineError):
+        _check_private(Path(folder).parent)
+        for path in Path(folder).glob("*.sock"):
+            if (sock := Address(folder, path.stem).connect()) is not None:
+                with contextlib.suppress(OSError):
+                    Channel(sock, plain=True).send(Shutdown())
+                lines.append(sock)
+    deadline = time.monotonic() + patience
+    for sock in lines:
+        with sock, contextlib.suppress(OSError):
+            sock.settimeout(max(0.01, deadline - time.monotonic()))
+            while sock.recv(65536):
+                pass
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
+
+
+@dataclass(frozen=True)
+class Address:
+    """One host's place in the folder of a run."""
+
+    folder: str
+    name: str
+
+    @property
+    def socket_path(self) -> str:
+        return os.path.join(self.folder, f"{self.name}.sock")
+
+    def reach(self, spec: HostSpec) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+        """A connection to the host; it is started if it is not there, and that process is returned."""
+        sock = self.connect()
+        if sock is not None:
+            return sock, None
+        with self._locked():
+            sock = self.connect()
+            if sock is not None:
+                return sock, None
+            process = self._start(spec)
+            sock = self.connect()
+            if sock is None:
+                raise EngineError(f"the model host at {self.socket_path} could not be reached after it was started")
+            return sock, process
+
+    def connect(self) -> socket.socket | None:
+        """A connection to the host, if one is there and it is this user's."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(self.socket_path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        if not same_user(sock):
+            sock.close()
+            raise EngineError(f"{self.socket_path} is served by another user; remove it")
+        return above_standard(sock)
+
+    def remove(self) -> None:
+        """Called by a host that ends: nobody finds it any more."""
+        with contextlib.suppress(OSError, EngineError), self._locked():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.socket_path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._lock_path)
+        for folder in (self.folder, os.path.dirname(self.folder)):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    @property
+    def _lock_path(self) -> str:
+        return os.path.join(self.folder, f"{self.name}.lock")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Inside, no other process starts or removes this host."""
+        while True:
+            make_private(self.folder)
+            try:
+                file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:  # the folder was removed just now
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file), os.stat(self._lock_path)):
+                        yield
+                        return
+            finally:
+                os.close(file)
+
+    def _start(self, spec: HostSpec) -> subprocess.Popen[bytes]:
+        """The socket listens before the process runs: whoever connects from now on waits for it there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket_path)  # of a host that was killed
+        told = anonymous_file()
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                write_all(told, [pickle.dumps(spec, protocol=5)], 0)
+                listening.bind(self.socket_path)
+                listening.listen(BACKLOG)
+                fds = [listening.fileno(), told]
+                arguments = [self.folder, self.name, *fds]
+                return start_interpreter("penstock.models.broker:main", arguments, fds, {})
+            finally:
+                os.close(told)
+
+
+class Notice:
+    """A word that the first of several processes leaves for the others. Used in a `with` block, by one at a time."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        self.text = ""
+        self._folder = folder
+        self._path = os.path.join(folder, f"{name_of(key)}.note")
+
+    def __enter__(self) -> Notice:
+        make_private(self._folder)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.text = os.pread(self._file, 4096, 0).decode()
+        return self
+
+    def write(self, text: str) -> None:
+        self.text = text
+        os.pwrite(self._file, text.encode(), 0)
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._file)
+
+
+def name_of(key: str) -> str:
+    """A short name for files."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def make_private(folder: str) -> None:
+    """The folder and the one above it, for this user alone."""
+    for path in (Path(folder).parent, Path(folder)):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        _check_private(path)
+
+
+def _check_private(path: Path) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise EngineError(f"{path} is not a private folder of this user (mode {found.st_mode & 0o777:o}); remove it")
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end runs as this user."""
+    if sys.platform == "linux":
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return bool(struct.unpack("3i", credentials)[1] == os.geteuid())
+    local_peercred = 0x001  # macOS: struct xucred { u_int version; uid_t uid; ... }
+    credentials = sock.getsockopt(0, local_peercred, 76)
+    return bool(struct.unpack_from("II", credentials)[1] == os.geteuid())

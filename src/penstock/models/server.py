@@ -1,0 +1,208 @@
+"""The process of a model host that holds the model. It does what the broker says, and ends with it.
+
+Its main thread runs batches, or several threads do where the handler allows it; one more thread reads messages and unpacks
+rows, so that the next batch is at hand when one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from penstock.blocks import Block, gather
+from penstock.errors import NotShippableError
+from penstock.models.messages import Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.transport.channel import INLINE_BYTES, Channel
+from penstock.transport.packing import length, pack, unpack
+from penstock.transport.reports import ErrorReport
+from penstock.transport.segments import Leases, Segment, Segments
+
+GC_THRESHOLD = 100_000
+
+
+class Outcome(NamedTuple):
+    """What a batch came to."""
+
+    answers: Any  # one for each row: a list, or an Arrow array
+    failures: dict[int, Any]  # of rows that have no answer, by position
+    out_of_memory: int | None = None
+    size: int | None = None  # bytes of the batch, if they were counted
+
+
+class Served(Protocol):
+    """What a host holds: it arrives pickled, and is all of the user's that a host runs."""
+
+    def load(self) -> tuple[float, int]:
+        """Load the model: the seconds and the bytes that it took."""
+
+    def run(self, batch: Block, how: Any) -> Outcome: ...
+
+    step: str
+
+
+class _Job(NamedTuple):
+    batch: int
+    rows: Block
+    how: Any
+    readers: list[int]
+    sizes: list[int]  # rows of each piece
+
+
+def main(descriptor: str, concurrent: str) -> None:
+    """The entry of a fresh interpreter: the socket's descriptor, and how many batches run at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    if sys.stderr is not None:
+        faulthandler.enable()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    _Server(Channel(socket.socket(fileno=int(descriptor)), plain=True), int(concurrent)).serve()
+
+
+class _Server:
+    def __init__(self, channel: Channel, concurrent: int) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._concurrent = concurrent
+        self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
+        self._entries: dict[int, tuple[Block, Any]] = {}
+        self._segments = Segments()
+        self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
+
+    def serve(self) -> None:
+        program, _ = self._channel.receive()
+        try:
+            served: Served = pickle.loads(program)
+            loaded = Loaded(*served.load())
+        except BaseException as exc:
+            self._send(LoadFailed(ErrorReport.of(exc)))
+            return
+        self._send(loaded)
+        threading.Thread(target=self._listen, daemon=True).start()
+        for _ in range(self._concurrent - 1):
+            threading.Thread(target=self._work, args=[served], daemon=True).start()
+        self._work(served)
+
+    def _work(self, served: Served) -> None:
+        try:
+            while True:
+                job = self._jobs.get()
+                if isinstance(job, Raised):
+                    self._send(job)
+                else:
+                    self._run(served, job)
+                del job  # its rows are free, if the handler has not kept them
+                for owner, numbers in self._leases.take_freed().items():
+                    self._send(Freed(owner, numbers))
+        except BaseException:  # what the user's code raises does not come here
+            traceback.print_exc()
+            os._exit(1)
+
+    def _run(self, served: Served, job: _Job) -> None:
+        started = time.perf_counter()
+        try:
+            outcome = served.run(job.rows, job.how)
+            seconds = time.perf_counter() - started
+            packed = _packed_by_reader(outcome, job, served.step)
+        except BaseException as exc:  # SystemExit too: it is the handler's error
+            self._send(Raised(job.batch, ErrorReport.of(exc)))
+            return
+        segments: list[Segment] = []
+        answers: list[tuple[int, Payload, Any]] = []
+        for reader, (buffers, failures) in packed.items():
+            payload: Payload
+            if sum(map(length, buffers)) <= INLINE_BYTES // 4:
+                payload = b"".join(buffers)
+            else:
+                segments.append(self._segments.write(buffers))
+                payload = self._segments.ref(segments[-1], len(segments) - 1)
+            answers.append((reader, payload, failures))
+        fds = [segment.fd for segment in segments]
+        self._send(Ran(job.batch, seconds, answers, outcome.out_of_memory, outcome.size), fds)
+        for segment in segments:
+            self._segments.done(segment)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message, fds = self._channel.receive()
+                if isinstance(message, Freed):
+                    self._segments.freed(message.numbers)
+                else:
+                    assert isinstance(message, Run)
+                    self._jobs.put(self._job(message, fds))
+        except (EOFError, OSError):
+            os._exit(1)  # the broker is gone, and so is the reason to be here
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _job(self, message: Run, fds: list[int]) -> _Job | Raised:
+        try:
+            for number, payload, how in message.new:
+                (block,) = unpack(self._leases.read(payload, fds))
+                self._entries[number] = block, pickle.loads(how)
+            pieces = [(self._entries[number][0], start, stop) for number, start, stop in message.pieces]
+            how = self._entries[message.pieces[0][0]][1]
+            sizes = [stop - start for _, start, stop in message.pieces]
+            return _Job(message.batch, gather(pieces), how, message.readers, sizes)
+        except Exception as exc:  # a row whose class cannot be imported here, or whose unpickling raises
+            error = NotShippableError(f"rows could not be unpickled in the model's process ({type(exc).__name__}: {exc})")
+            error.__cause__ = exc
+            return Raised(message.batch, ErrorReport.of(error))
+        finally:
+            for fd in fds:
+                os.close(fd)
+            for number in message.done:
+                self._entries.pop(number, None)
+
+    def _send(self, message: object, fds: Sequence[int] = ()) -> None:
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(message, fds)
+
+
+def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple[list[Any], dict[int, Any]]]:
+    """The answers of a batch, packed once for each client that has rows in it."""
+    by_reader: dict[int, list[Any]] = {}
+    failures: dict[int, dict[int, Any]] = {reader: {} for reader in job.readers}
+    at = 0
+    rows: dict[int, int] = dict.fromkeys(job.readers, 0)
+    for reader, size in zip(job.readers, job.sizes, strict=True):
+        for position in range(at, at + size) if outcome.failures else ():
+            if position in outcome.failures:
+                failures[reader][rows[reader] + position - at] = outcome.failures[position]
+        part = outcome.answers if size == len(outcome.answers) else outcome.answers[at : at + size]
+        if isinstance(part, list):
+            by_reader.setdefault(reader, []).extend(part)
+        else:
+            by_reader.setdefault(reader, []).append(part)  # columns stay whole, one for each piece
+        rows[reader] += size
+        at += size
+    return {reader: (_packed(part, step), failures[reader]) for reader, part in by_reader.items()}
+
+
+def _packed(answers: list[Any], step: str) -> list[Any]:
+    try:
+        return pack(answers, step)
+    except NotShippableError as exc:
+        raise NotShippableError(str(exc).replace("a row of type", "an answer of type", 1)) from exc.__cause__
+
+
+def _die_with_parent() -> None:
+    """If the broker is killed, this process is too, even while it is stuck in C code. The broker has one thread: the
+    signal is about threads."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
