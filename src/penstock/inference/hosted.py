@@ -284,8 +284,7 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
         in_turn=handler.prepares_ahead(),
         timeout=place.timeout,
         load_timeout=around.load_timeout,
-        defaults=thread_variables(max(1, around.cores // place.copies)),
-        variables=dict(handler._env_vars),
+        variables={**thread_variables(max(1, around.cores // place.copies)), **handler._env_vars},
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
     )
 

@@ -157,7 +157,7 @@ class Model:
 
     def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector) -> None:
         self.copy = copy
-        self.sent: dict[int, Parcel] = {}  # parcels whose rows it has
+        self.sent: set[int] = set()  # parcels whose rows it has
         self.killed_because: str | None = None
         self._selector = selector
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
@@ -165,7 +165,7 @@ class Model:
         with theirs:
             arguments = [theirs.fileno(), spec.concurrent]
             self.process: subprocess.Popen[bytes] = start_interpreter(
-                "penstock.models.server:main", arguments, [theirs.fileno()], spec.defaults, {**spec.variables, **device}
+                "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
             )
         self.line = Line(ours, selector, self)
         self.pidfd = os.pidfd_open(self.process.pid) if sys.platform == "linux" else None
@@ -204,6 +204,7 @@ class Broker:
         self._owners: dict[str, Client | Model] = {}  # of segments
         self._lent: dict[tuple[str, int], Held] = {}  # the clients' segments that models may refer to
         self._numbers = 0
+        self._reports: list[Report] = []  # that no client was told of
         self._noted = 0.0
         self._ended = 0.0  # when the last batch of a device did
         self._over = False
@@ -292,7 +293,7 @@ class Broker:
             self._returned(owner, segment, [number])
         for command in self._desk.died(owner.copy, how, now):
             self._do(command)
-        self._tell_one(Report(counters={"model_restarts": 1}))
+        self._reports.append(Report(counters={"model_restarts": 1}))
 
     def _from_client(self, client: Client, message: Any, fds: list[int]) -> None:
         if isinstance(message, Submit):
@@ -322,6 +323,7 @@ class Broker:
             self._desk.opened(client.number, message.lane)
         elif isinstance(message, Leave):
             self._desk.closed(client.number, message.lane)
+            client.parcels = {t: number for t, number in client.parcels.items() if self._desk.is_left(number)}
         elif isinstance(message, Freed):
             if (owner := self._owners.get(message.owner)) is not None:
                 owner.line.send(message)
@@ -332,7 +334,7 @@ class Broker:
         try:
             if isinstance(message, Loaded):
                 self._desk.loaded(model.copy)
-                self._tell_one(Report(values={"load_seconds": message.seconds, "model_bytes": message.bytes}))
+                self._reports.append(Report(values={"load_seconds": message.seconds, "model_bytes": message.bytes}))
             elif isinstance(message, LoadFailed):
                 self._refuse_all(message.error)
             elif isinstance(message, Ran):
@@ -344,7 +346,7 @@ class Broker:
                 if batch is not None:
                     for client, pieces in self._by_client(batch):
                         client.line.send(Refused(pieces, message.error))
-                    self._tell_one(Report(counters={"failed_batches_counter": 1}))
+                    self._reports.append(Report(counters={"failed_batches_counter": 1}))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -354,6 +356,11 @@ class Broker:
         batch = self._desk.ended(model.copy, message.batch, now)
         if batch is None:
             return
+        seconds = message.seconds
+        if self._spec.in_turn:  # without the time of the batch before
+            seconds, self._ended = min(seconds, now - self._ended), now
+        self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
+        self._report(batch, message)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
             if isinstance(payload, SegmentRef):
@@ -364,11 +371,6 @@ class Broker:
                 client.line.send(Answers(pieces, payload._replace(at=0), failures), [fds[payload.at]])
             else:
                 client.line.send(Answers(pieces, payload, failures))
-        seconds = message.seconds
-        if self._spec.in_turn:  # without the time of the batch before
-            seconds, self._ended = min(seconds, now - self._ended), now
-        self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
-        self._report(batch, message)
 
     def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
         """A model refers to these segments no more. Their owner is told when no model does."""
@@ -393,7 +395,7 @@ class Broker:
         elif isinstance(command, BreakBatch):
             for client, pieces in self._by_client(command.batch):
                 client.line.send(Broken(pieces, command.kind, command.message, command.batch.rows))
-            self._tell_one(Report(counters={"failed_batches_counter": 1}))
+            self._reports.append(Report(counters={"failed_batches_counter": 1}))
         elif isinstance(command, GiveUp):
             self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
         elif isinstance(command, End):
@@ -402,13 +404,13 @@ class Broker:
     def _run(self, model: Model, batch: Batch) -> None:
         new: list[tuple[int, Payload, bytes]] = []
         fds: list[int] = []
-        done = [number for number, parcel in model.sent.items() if not self._desk.wants(parcel)]
-        for number in done:
-            del model.sent[number]
+        needed = {span.entry.item.number for span in batch.spans}
+        done = [number for number in model.sent - needed if not self._desk.is_left(number)]
+        model.sent.difference_update(done)
         for span in batch.spans:
             parcel = span.entry.item
             if parcel.number not in model.sent:
-                model.sent[parcel.number] = parcel
+                model.sent.add(parcel.number)
                 held: Held = parcel.content
                 payload = held.payload
                 if isinstance(payload, SegmentRef):
@@ -458,9 +460,8 @@ class Broker:
         if time.monotonic() - self._noted > NOTES_EVERY:
             self._noted = time.monotonic()
             note = self._desk.explain()
-        self._tell_one(Report(counters, values, note))
-
-    def _tell_one(self, report: Report) -> None:
-        for client in self._clients.values():
-            client.line.send(report)
-            return
+        self._reports.append(Report(counters, values, note))
+        for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
+            for report in self._reports:  # one that waits for answers: it will hand in what it hears before them
+                client.line.send(report)
+            self._reports.clear()

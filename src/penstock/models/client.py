@@ -34,7 +34,7 @@ from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, unpack
 from penstock.transport.segments import Leases, Segment, Segments
 
-LOSSES = 10  # of the host, one after the other, without any answer in between
+LOSSES = 20  # of the host, one after the other, without any answer in between
 
 
 class Listener(Protocol):
@@ -127,6 +127,7 @@ class HostClient:
                     self._channel.sock.shutdown(socket.SHUT_RDWR)
         if wait and self._thread is not None:
             self._thread.join()
+        self._segments.close()
         for process in self._started:
             process.poll()
 

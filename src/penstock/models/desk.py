@@ -17,7 +17,7 @@ from penstock.batching.entry import Aim, Entry, Span
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a batch whose process dies, alone in it
-LOADS = 3  # of a copy whose process dies before it is loaded, one after the other
+LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 LINGER = (0.002, 1.0)  # seconds that a free model waits at most for rows that may come: the least, the most
 
 
@@ -109,6 +109,7 @@ class Desk:
         self._lanes: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], int | None] = {}  # lanes that add nothing until this parcel is answered
         self._left: dict[int, int] = {}  # rows of a parcel that are not answered
+        self._of_lane: dict[tuple[int, int], set[int]] = {}  # its parcels that are not answered
         self._again: deque[Batch] = deque()
         self._lonely_since: float | None = now
         self._seconds = 0.0  # that the last batch took
@@ -134,6 +135,8 @@ class Desk:
         """What waits from there is forgotten; what runs, runs for nobody."""
         self._lanes.discard((client, lane))
         self._waiting.pop((client, lane), None)
+        for number in self._of_lane.pop((client, lane), ()):
+            self._left.pop(number, None)
 
         def unwanted(parcel: Parcel) -> bool:
             return (parcel.client, parcel.lane) == (client, lane)
@@ -143,6 +146,7 @@ class Desk:
 
     def submitted(self, entry: Entry[Parcel], now: float) -> None:
         self._left[entry.item.number] = entry.size
+        self._of_lane.setdefault((entry.item.client, entry.item.lane), set()).add(entry.item.number)
         self._batcher.add(entry, now)
 
     def waits(self, client: int, lane: int, parcel: int | None) -> None:
@@ -154,11 +158,8 @@ class Desk:
         self._waiting.pop((client, lane), None)
 
     def is_left(self, number: int) -> bool:
+        """Whether some rows of a parcel are still to be answered."""
         return number in self._left
-
-    def wants(self, parcel: Parcel) -> bool:
-        """Whether some rows of a parcel are still to be answered, to somebody."""
-        return parcel.number in self._left and (parcel.client, parcel.lane) in self._lanes
 
     # What processes do.
 
@@ -248,7 +249,7 @@ class Desk:
 
     def _starts(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
-            if copy.state == "absent" and self._clients:
+            if copy.state == "absent" and self._lanes:
                 copy.state, copy.since = "starting", now
                 yield StartCopy(number)
 
@@ -302,8 +303,12 @@ class Desk:
     def _settle(self, batch: Batch) -> None:
         for entry, start, stop in batch.spans:
             number, lane = entry.item.number, (entry.item.client, entry.item.lane)
-            self._left[number] = self._left.get(number, 0) - (stop - start)
-            if self._left[number] <= 0:
+            left = self._left.get(number)
+            if left is None:
+                continue  # nobody wants it any more
+            self._left[number] = left - (stop - start)
+            if not self._left[number]:
                 del self._left[number]
+                self._of_lane[lane].discard(number)
                 if self._waiting.get(lane) == number:
                     del self._waiting[lane]

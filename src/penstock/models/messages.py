@@ -30,8 +30,7 @@ class HostSpec:
     in_turn: bool = False  # of these the device runs one after the other
     timeout: float | None = None  # seconds for one call of the model
     load_timeout: float | None = None
-    defaults: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process, unless set there
-    variables: dict[str, str] = field(default_factory=dict)  # for that environment, whatever is set there
+    variables: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process
     devices: tuple[dict[str, str], ...] = ()  # more of them, one set for each device: copies are dealt out to them
     grace: float = 2.0  # seconds without any client before it leaves
 

@@ -56,8 +56,6 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
             while sock.recv(65536):
                 pass
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(folder))
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,8 @@ class Address:
                 os.unlink(self.socket_path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._lock_path)
-        for folder in (self.folder, os.path.dirname(self.folder)):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)
 
     @property
     def _lock_path(self) -> str:

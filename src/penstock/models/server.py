@@ -89,6 +89,8 @@ class _Server:
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
             return
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
         self._send(loaded)
         threading.Thread(target=self._listen, daemon=True).start()
         for _ in range(self._concurrent - 1):
@@ -104,6 +106,8 @@ class _Server:
                 else:
                     self._run(served, job)
                 del job  # its rows are free, if the handler has not kept them
+                with contextlib.suppress(Exception):  # what it prints appears; stdout may be closed
+                    sys.stdout.flush()
                 for owner, numbers in self._leases.take_freed().items():
                     self._send(Freed(owner, numbers))
         except BaseException:  # what the user's code raises does not come here

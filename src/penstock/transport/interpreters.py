@@ -22,6 +22,8 @@ _THREAD_VARIABLES = (
 )
 
 
+_OURS = "PENSTOCK_THREAD_VARIABLES"  # which of them are set by us
+
 _ENTRY = """\
 import importlib, sys
 sys.path[:] = eval(sys.argv[1])
@@ -34,23 +36,26 @@ def start_interpreter(
     main: str,
     arguments: Iterable[object],
     fds: Sequence[int],
-    defaults: Mapping[str, str],
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """A process that imports from where this one does and calls main ("module:function"), with these descriptors open. It
-    leads a process group of its own. In its environment, what is set here goes before the defaults, variables before all."""
+    """A process that imports from where this one does and calls main ("module:function"), with these descriptors open and
+    these variables in its environment. It leads a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
         pass_fds=fds,
-        env={**defaults, **os.environ, **(variables or {})},
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
 
 
 def thread_variables(cores: int) -> dict[str, str]:
-    """What tells frameworks how many threads they may use."""
-    return dict.fromkeys(_THREAD_VARIABLES, str(cores)) | {"TOKENIZERS_PARALLELISM": "false"}
+    """What tells frameworks how many threads they may use, unless the user has told them. A process that got its share from
+    us hands on another one to those that it starts."""
+    ours = os.environ.get(_OURS, "").split(",")
+    wanted = dict.fromkeys(_THREAD_VARIABLES, str(cores)) | {"TOKENIZERS_PARALLELISM": "false"}
+    told = {name: value for name, value in wanted.items() if name not in os.environ or name in ours}
+    return told | {_OURS: ",".join(told)}
 
 
 def above_standard(sock: socket.socket) -> socket.socket:

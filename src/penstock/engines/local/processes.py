@@ -30,8 +30,7 @@ class WorkerProcess:
                 "penstock.engines.local.worker:main",
                 [theirs.fileno(), threads, json.dumps(asdict(around))],
                 [theirs.fileno()],
-                thread_variables(cores),
-                variables,
+                {**thread_variables(cores), **variables},
             )
         self.channel = Channel(ours)
         self.pid = self._process.pid
