@@ -804,7 +804,7 @@ def test_one_of_several_guilty_rows_is_found(sessions):
 
 def test_rows_that_fail_only_together(sessions):
     handler = Picky(lambda batch: len(batch) > 1, max_batch_size=8)
-    with pytest.raises(StepError, match="batch of 8\n  raised for a batch of 8 rows, none of which fails alone") as caught:
+    with pytest.raises(StepError, match="batch of 2\n  raised for a batch of 2 rows, none of which fails alone") as caught:
         ask(open_session(sessions, handler).join(Caller()), list(range(8)))
     assert isinstance(caught.value.__cause__, ValueError)
 

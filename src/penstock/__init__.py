@@ -2,6 +2,7 @@
 
 from penstock.engines.local import LocalEngine
 from penstock.errors import EngineError, PenstockError, RowError, UsageError
+from penstock.failures import Failure
 from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
@@ -38,6 +39,7 @@ __all__ = [
     "DoFn",
     "Engine",
     "EngineError",
+    "Failure",
     "Filter",
     "FlatMap",
     "Flatten",

@@ -20,16 +20,25 @@ class PredictionResult(NamedTuple):
     model_id: str | None = None
 
 
-def map_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[Any]:
-    """[function(row) for row in rows], at the speed of map(); each row is passed exactly once."""
+def map_rows(
+    function: Callable[[Any], Any], rows: list[Any], step: str, forgive: Callable[[int, BaseException], bool] | None = None
+) -> list[Any]:
+    """[function(row) for row in rows], at the speed of map(); each row is passed exactly once.
+
+    An error ends it, unless `forgive`, told the row's position and the error, says to go on: that row is then None."""
     done: list[Any] = []
-    try:
-        done.extend(map(function, rows))  # on an error, what was done before it stays in the list
-    except CAUGHT as exc:
-        raise row_error(step, rows[len(done)], exc) from exc
-    if len(done) < len(rows):  # map() takes a StopIteration from the function for its own end
-        raise row_error(step, rows[len(done)], StopIteration("raised by the step's function"))
-    return done
+    rest = iter(rows)
+    while True:
+        error: BaseException = StopIteration("raised by the step's function")
+        try:
+            done.extend(map(function, rest))  # on an error, what was done before it stays in the list
+            if len(done) >= len(rows):  # map() takes a StopIteration from the function for its own end
+                return done
+        except CAUGHT as exc:
+            error = exc
+        if forgive is None or not forgive(len(done), error):
+            raise row_error(step, rows[len(done)], error) from error
+        done.append(None)
 
 
 def weigh_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[int]:
@@ -80,11 +89,18 @@ def shorten(row: Any, limit: int = 200) -> str:
 
 def original_traceback(exc: BaseException) -> str:
     """The traceback of the error behind an error of Penstock's, from where the user's own code begins."""
-    origin = exc.__cause__ or exc
-    frames = origin.__traceback__
+    return user_traceback(exc.__cause__ or exc)
+
+
+def user_traceback(exc: BaseException) -> str:
+    """The traceback of an error that a user's code raised, from where that code begins."""
+    frames = exc.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(origin), origin, frames or origin.__traceback__)).rstrip()
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, frames or exc.__traceback__)).rstrip()
+    except Exception:  # there is no end to what an error's class may do
+        return f"{type(exc).__name__}: {safe_str(exc)}"
 
 
 def safe_str(exc: BaseException) -> str:

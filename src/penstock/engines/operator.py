@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.blocks import Block, row_count
+from penstock.failures import Failure
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 
@@ -28,6 +29,11 @@ class Operator:
         if rows:
             self.count.rows_out += rows
             self._outputs[tag](block)
+
+    def fail(self, failed: list[tuple[Any, Failure]], tag: str) -> None:
+        """Rows with their failures, for one of the step's outputs of failures."""
+        self.count.rows_failed += len(failed)
+        self._outputs[tag](failed)
 
     def setup(self) -> None: ...
 

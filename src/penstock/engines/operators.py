@@ -14,6 +14,7 @@ from penstock.blocks import Block, Pacer, rows_of
 from penstock.engines.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
 from penstock.engines.operator import Operator
 from penstock.errors import PenstockError, StepError
+from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
@@ -184,17 +185,20 @@ class InferenceOperator(Operator):
 
     def start(self) -> None:
         session = self._sessions.open(self.label, self._transform)
-        self._stream = InferenceStream(self.label, self._transform, session, self._caller)
+        kind = InferenceStream if self._transform.handling is None else HandlingStream
+        self._stream = kind(self.label, self._transform, session, self._caller)
 
     def push(self, block: Block) -> None:
         assert self._stream is not None
         for answers in self._stream.push(block):
             self.emit(answers)
+        self._emit_failures(self._stream)
 
     def finish(self) -> None:
         assert self._stream is not None
         for answers in self._stream.finish():
             self.emit(answers)
+        self._emit_failures(self._stream)
         self.count.rows_in += self._stream.rows_in
         self._close()
 
@@ -203,6 +207,10 @@ class InferenceOperator(Operator):
 
     def abort(self) -> None:
         self._close()
+
+    def _emit_failures(self, stream: InferenceStream) -> None:
+        for tag, failed in stream.take_failed().items():
+            self.fail(failed, tag)
 
     def _close(self) -> None:
         if self._stream is not None:

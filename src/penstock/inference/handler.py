@@ -25,6 +25,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     super().__init__(): all settings default to class attributes.
     """
 
+    retry_safe: bool = True  # False: no row is ever passed to run_inference() twice, so a batch that fails does as a whole
+
     _min_batch_size: int | None = None
     _max_batch_size: int | None = None
     _max_batch_duration_secs: float | None = None

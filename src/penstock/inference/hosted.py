@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from penstock.blocks import Block, byte_size, is_table
+from penstock.blocks import Block, byte_size, is_table, rows_of
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
+from penstock.failures import TIMED_OUT, Failure, Handling
 from penstock.inference.handler import ModelHandler, concurrent_batches
-from penstock.inference.model import ModelCopy
+from penstock.inference.model import ModelCopy, Outcomes
 from penstock.inference.ticket import Caller, Ticket, answers_of
 from penstock.inference.transform import RunInference
 from penstock.models.client import HostClient
@@ -61,11 +62,23 @@ class ServedModel:
         return loaded.seconds, loaded.bytes
 
     def run(self, batch: Block, how: Any) -> Outcome:
-        args, step = how
+        args, step, handling = how
         assert self._copy is not None
-        answers = self._copy.answers(batch, args, step)
+        outcomes = (
+            Outcomes(self._copy.answers(batch, args, step), {})
+            if handling is None
+            else self._copy.outcomes(rows_of(batch), args, step, handling)
+        )
         size = self._copy.byte_size(batch) if next(self._batches) % BYTES_SAMPLED_EVERY == 0 else None
-        return Outcome(answers, {}, self._copy.take_out_of_memory(), size)
+        return Outcome(*outcomes, self._copy.take_out_of_memory(), size)
+
+
+class _Open(NamedTuple):
+    """A ticket that is not answered yet."""
+
+    ticket: Ticket
+    step: str
+    handling: Handling | None
 
 
 class HostedSession:
@@ -77,15 +90,15 @@ class HostedSession:
         self._owner = owner
         self._changed = owner.changed
         self._namespace = transform.metrics_namespace
-        self._tickets: dict[int, Ticket] = {}
+        self._open: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         around = owner.around
         address = Address(around.folder or run_folder(transform.id), name_of(key))
         self._client = HostClient(address, _spec(step, transform, place, around), self)
 
-    def join(self, caller: Caller, step: str | None = None) -> HostedLane:
-        return HostedLane(self, caller, step or self.step, next(self._numbers))
+    def join(self, caller: Caller, step: str | None = None, handling: Handling | None = None) -> HostedLane:
+        return HostedLane(self, caller, step or self.step, handling, next(self._numbers))
 
     def hand_in_metrics(self) -> None: ...
 
@@ -104,24 +117,34 @@ class HostedSession:
         self._client.leave(number, tickets)
         with self._changed:
             for ticket in tickets:
-                self._tickets.pop(ticket, None)
+                self._open.pop(ticket, None)
 
-    def submit(self, lane: int, ticket: Ticket, how: bytes, step: str, **about: Any) -> int:
+    def submit(
+        self,
+        lane: int,
+        submitted: _Open,
+        how: bytes,
+        weights: list[int] | None,
+        lengths: list[int] | None,
+        alone: bool,
+    ) -> int:
         number = next(self._numbers)
-        block = ticket.block
-        buffers = pack(block, step)
-        with self._changed:
-            self._tickets[number] = ticket
+        block = submitted.ticket.block
         message = Submit(
             lane=lane,
             ticket=number,
-            rows=ticket.missing,
+            rows=submitted.ticket.missing,
             payload=b"",
             how=how,
             group=None if isinstance(block, list) else str(block.schema),
-            **about,
-            size=byte_size(block) if about["lengths"] is not None else 0,
+            weights=weights,
+            lengths=lengths,
+            alone=alone,
+            size=0 if lengths is None else byte_size(block),
         )
+        buffers = pack(block, submitted.step)
+        with self._changed:
+            self._open[number] = submitted
         self._client.submit(message, buffers)
         return number
 
@@ -146,46 +169,52 @@ class HostedSession:
 
     # What the host says, on the connection's thread.
 
-    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Any]) -> None:
+    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Failure]) -> None:
         with self._changed:
             at = 0
             for position, (number, start, stop) in enumerate(pieces):
-                ticket = self._tickets.get(number)
-                if ticket is not None and is_table(ticket.block):
-                    ticket.fill(start, stop, answers[position])
-                elif ticket is not None:
-                    ticket.fill(start, stop, answers[at : at + stop - start])
+                submitted = self._open.get(number)
+                if submitted is not None:
+                    ticket = submitted.ticket
+                    ticket.failures.update({start + n: failures[at + n] for n in range(stop - start) if at + n in failures})
+                    part = answers[position] if is_table(ticket.block) else answers[at : at + stop - start]
+                    ticket.fill(start, stop, part)
                 at += stop - start
             self._settle({number for number, _, _ in pieces})
 
     def broken(self, message: Broken) -> None:
-        kind = ModelTimeoutError if message.kind == "timed out" else ModelCrashError
+        """Rows whose process was killed or died: a failure of each where that is handled, else an error."""
+        kind = ModelTimeoutError if message.kind == TIMED_OUT else ModelCrashError
         with self._changed:
-            for number, start, _ in message.pieces:
-                ticket = self._tickets.get(number)
-                if ticket is not None:
-                    first = shorten(_row(ticket.block, start))
-                    held = (
-                        f"it held a batch of {message.rows} rows, among them: {first}"
-                        if message.rows > 1
-                        else f"row: {first}"
-                    )
-                    ticket.error = ticket.error or kind(f"step {self.step!r}: {message.message}\n  {held}")
+            for number, start, stop in message.pieces:
+                submitted = self._open.get(number)
+                if submitted is None:
+                    continue
+                ticket, step = submitted.ticket, submitted.step
+                if submitted.handling is None:
+                    held = f"it held a batch of {message.rows} rows, among them" if message.rows > 1 else "row"
+                    what = f"step {step!r}: {message.message}\n  {held}: {shorten(_row(ticket.block, start))}"
+                    ticket.error = ticket.error or kind(what)
+                else:
+                    error = kind(message.message)
+                    model_id = self.handler.model_id()
+                    failure = Failure.of(error, step, kind=message.kind, model_id=model_id, group=message.rows)
+                    ticket.failures.update(dict.fromkeys(range(start, stop), failure))
+                    ticket.fill(start, stop, [None] * (stop - start))
             self._settle({number for number, _, _ in message.pieces})
 
     def refused(self, tickets: Iterable[int], error: PenstockError) -> None:
         with self._changed:
             for number in tickets:
-                ticket = self._tickets.get(number)
-                if ticket is not None:
-                    ticket.error = ticket.error or error
+                if number in self._open:
+                    self._open[number].ticket.error = self._open[number].ticket.error or error
             self._settle(tickets)
 
     def again(self, tickets: Iterable[int]) -> None:
         with self._changed:
             for number in tickets:
-                if number in self._tickets:
-                    self._tickets[number].reset()
+                if number in self._open:
+                    self._open[number].ticket.reset()
             self._owner.metrics.count(self._key("model_restarts"))
 
     def reported(self, report: Report) -> None:
@@ -199,9 +228,9 @@ class HostedSession:
                 metrics.notes[self._key("batch_size_found")] = report.note
 
     def _settle(self, numbers: Iterable[int]) -> None:
-        settled = [number for number in numbers if number in self._tickets and self._tickets[number].settled]
+        settled = [number for number in numbers if number in self._open and self._open[number].ticket.settled]
         for number in settled:
-            del self._tickets[number]
+            del self._open[number]
         self._changed.notify_all()
         self._changed.release()
         try:
@@ -216,9 +245,10 @@ class HostedSession:
 class HostedLane:
     """One bundle's way to the host, used by one thread."""
 
-    def __init__(self, session: HostedSession, caller: Caller, step: str, number: int) -> None:
+    def __init__(self, session: HostedSession, caller: Caller, step: str, handling: Handling | None, number: int) -> None:
         self.caller = caller
         self.step = step
+        self.handling = handling
         self._session = session
         self._number = number
         self._open: dict[int, int] = {}  # id of a ticket -> its number
@@ -238,9 +268,8 @@ class HostedLane:
     ) -> None:
         if self._how is None or args is not self._args:
             self._args, self._how = args, self._pickled(args)
-        self._open[id(ticket)] = self._session.submit(
-            self._number, ticket, self._how, self.step, weights=weights, lengths=lengths, alone=alone
-        )
+        submitted = _Open(ticket, self.step, self.handling)
+        self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
     def wait(self, ticket: Ticket) -> Block:
         number = self._open.pop(id(ticket))
@@ -262,7 +291,7 @@ class HostedLane:
 
     def _pickled(self, args: Any) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps((args, self.step), protocol=5)
+            data: bytes = cloudpickle.dumps((args, self.step, self.handling), protocol=5)
         except Exception as exc:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc

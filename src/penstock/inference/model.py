@@ -1,19 +1,30 @@
-"""One model copy: loaded when it is first needed, called with whole batches, and the row to blame when a call fails."""
+"""One model copy: loaded when it is first needed, called with whole batches, and the rows to blame when a call fails."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
+from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
+from penstock.inference.isolation import Blame, blamed, isolate
 from penstock.models.loading import LoadedModel, load
 from penstock.rows import CAUGHT, row_error, safe_str, shorten
+
+
+class Outcomes(NamedTuple):
+    """What became of the rows of a batch."""
+
+    answers: Any  # a list, None where a row failed; or for a table an Arrow array
+    failures: Mapping[int, Failure]  # by position in the batch
+    calls: int = 1  # of run_inference()
 
 
 class ModelCopy:
@@ -48,20 +59,15 @@ class ModelCopy:
         step that it came from: several may share this model."""
         try:
             return self._call(batch, args)
-        except (PredictionCountError, UsageError, EngineError):
-            raise  # no single row is to blame
-        except Exception as exc:
-            raised = exc
-        if row_count(batch) > 1 and self.handler.is_out_of_memory(raised):
-            return self._in_halves(batch, args, step)
-        found = self._find_guilty(batch, args, raised)
-        if found is not None:
-            row, own = found
-            raise row_error(step, row, own) from own
-        raise StepError(
-            f"step {step!r}: {type(raised).__name__}: {safe_str(raised)}\n  raised for a batch of {row_count(batch)} "
-            f"rows, none of which fails alone; its first row: {shorten(_row(batch, 0))}"
-        ) from raised
+        except CAUGHT as exc:
+            raised = self._of_rows(exc, row_count(batch), None)
+        return self._isolated(batch, args, step, None, raised).answers
+
+    def outcomes(self, batch: list[Any], args: Any, step: str, handling: Handling) -> Outcomes:
+        """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
+        found. Errors that `handling` does not handle are raised, like those of answers()."""
+        answers, raised = self._tried(batch, args, handling)
+        return Outcomes(answers, {}) if raised is None else self._isolated(batch, args, step, handling, raised)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -86,14 +92,82 @@ class ModelCopy:
         self._out_of_memory.rows = None
         return rows
 
-    def _in_halves(self, batch: Block, args: Any, step: str) -> Any:
-        """The same rows in smaller batches, after they did not fit into memory. A row that does not fit alone fails."""
-        self._out_of_memory.rows = row_count(batch)
-        self.handler.after_out_of_memory()
-        middle = row_count(batch) // 2
-        halves = [slice_rows(batch, 0, middle), slice_rows(batch, middle, row_count(batch))]
-        answers = [self.answers(half, args, step) for half in halves]
-        return answers[0] + answers[1] if isinstance(batch, list) else concat_columns(answers)
+    def _tried(self, batch: Block, args: Any, handling: Handling | None) -> tuple[Any, BaseException | None]:
+        """The answers, or what the call raised."""
+        try:
+            return self._call(batch, args), None
+        except CAUGHT as exc:
+            return None, self._of_rows(exc, row_count(batch), handling)
+
+    def _of_rows(self, exc: BaseException, rows: int, handling: Handling | None) -> BaseException:
+        """The error, if rows can be to blame for it; any other is raised."""
+        handled = handling is not None and handling.handles(exc)
+        if isinstance(exc, (UsageError, EngineError)) or (
+            isinstance(exc, (PredictionCountError, SystemExit)) and not handled
+        ):
+            raise exc
+        if self._is_out_of_memory(exc):
+            if rows > 1:
+                self._out_of_memory.rows = rows
+            self.handler.after_out_of_memory()
+        return exc
+
+    def _isolated(self, batch: Block, args: Any, step: str, handling: Handling | None, raised: BaseException) -> Outcomes:
+        """Find the rows that are to blame; the calls for that answer the others."""
+        pieces: list[tuple[int, Any]] = []  # where a piece starts, and its answers
+        calls = 1
+
+        def call(start: int, stop: int) -> BaseException | None:
+            nonlocal calls
+            calls += 1
+            answers, raised = self._tried(slice_rows(batch, start, stop), args, handling)
+            if raised is None:
+                pieces.append((start, answers))
+            return raised
+
+        failures: dict[int, Failure] = {}
+        for start, stop, error in self._blamed(row_count(batch), raised, call):
+            part = slice_rows(batch, start, stop)
+            if handling is not None and stop - start > 1 and self.handler.retry_safe:
+                calls += 1
+                _, again = self._tried(part, args, handling)
+                if again is None or self._is_out_of_memory(again):
+                    continue  # the trouble has passed, and its rows have the answers of their halves
+                error = again
+            if handling is None or not handling.handles(error):
+                raise self._error(part, error, step) from error
+            failure = self._failure(error, step, stop - start)
+            failures |= dict.fromkeys(range(start, stop), failure)
+        return Outcomes(_put_together(batch, pieces, failures), failures, calls)
+
+    def _blamed(
+        self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]
+    ) -> Iterable[Blame[BaseException]]:
+        if not self.handler.retry_safe:
+            return [Blame(0, rows, raised)]
+        return blamed(isolate(rows, raised, self._is_out_of_memory), call)
+
+    def _failure(self, error: BaseException, step: str, group: int) -> Failure:
+        kind = WRONG_COUNT if isinstance(error, PredictionCountError) else RAISED
+        if self._is_out_of_memory(error):
+            kind = OUT_OF_MEMORY
+        return Failure.of(error, step, kind=kind, model_id=self.handler.model_id(), group=group)
+
+    def _error(self, batch: Block, error: BaseException, step: str) -> StepError:
+        """What ends the run: the row that is to blame, or the rows of which none could be."""
+        if row_count(batch) == 1:
+            return row_error(step, _row(batch, 0), error)
+        why = "none of which fails alone" if self.handler.retry_safe else "which are not safe to call again (retry_safe)"
+        return StepError(
+            f"step {step!r}: {type(error).__name__}: {safe_str(error)}\n  raised for a batch of {row_count(batch)} rows, "
+            f"{why}; its first row: {shorten(_row(batch, 0))}"
+        )
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        try:
+            return self.handler.is_out_of_memory(error)
+        except Exception:  # an error whose message cannot be read
+            return False
 
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
@@ -121,24 +195,17 @@ class ModelCopy:
         last = slice_rows(batch, row_count(batch) - 1, row_count(batch))
         return join([batch, *[last] * missing])
 
-    def _find_guilty(self, batch: Block, args: Any, exc: Exception) -> tuple[Any, Exception] | None:
-        """Halve a batch that raised until one row is left that fails alone: that row, and its own error."""
-        low, high = 0, row_count(batch)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if (raised := self._raised_by(slice_rows(batch, low, middle), args)) is None:
-                low = middle  # the trouble is in the other half
-            else:
-                high, exc = middle, raised
-        alone = exc if row_count(batch) == 1 else self._raised_by(slice_rows(batch, low, high), args)
-        return None if alone is None else (_row(batch, low), alone)
 
-    def _raised_by(self, batch: Block, args: Any) -> Exception | None:
-        try:
-            self._call(batch, args)
-        except Exception as exc:
-            return exc
-        return None
+def _put_together(batch: Block, pieces: list[tuple[int, Any]], failures: Mapping[int, Failure]) -> Any:
+    """The answers of all pieces in the order of the rows, with None for a row that failed."""
+    if not isinstance(batch, list):
+        return concat_columns([answers for _, answers in sorted(pieces, key=lambda piece: piece[0])])
+    answers: list[Any] = [None] * len(batch)
+    for start, piece in pieces:
+        answers[start : start + len(piece)] = piece
+    for at in failures:
+        answers[at] = None
+    return answers
 
 
 def _row(batch: Block, index: int) -> Any:

@@ -76,5 +76,10 @@ def join_keys(keys: list[Any] | None, answers: list[Any]) -> list[Any]:
 def through(functions: Sequence[Callable[[Any], Any]], rows: list[Any], step: str, what: str) -> list[Any]:
     """The rows after all functions, in order; an error names the step, the function and the row."""
     for function in functions:
-        rows = map_rows(function, rows, f"{step} ({what} function {describe_function(function)})")
+        rows = map_rows(function, rows, name_of(function, step, what))
     return rows
+
+
+def name_of(function: Callable[[Any], Any], step: str, what: str) -> str:
+    """What errors of a function around the model give as the step."""
+    return f"{step} ({what} function {describe_function(function)})"

@@ -17,15 +17,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span
-from penstock.blocks import Block, byte_size, gather, row_count
+from penstock.blocks import Block, byte_size, gather, row_count, rows_of
 from penstock.errors import EngineError, PenstockError, StepError
+from penstock.failures import Failure, Handling
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedLane, HostedSession, wishes_of
 from penstock.inference.model import ModelCopy
@@ -119,6 +120,7 @@ class InferenceSession:
         self._keys = {name: MetricKey(step, transform.metrics_namespace, name) for name in METRICS}
         self._closed = False
         self._sizes, self._latencies = Distribution(), Distribution()
+        self._failed_rows = 0
         self._ended = 0.0  # when the last batch did
         self._threads: list[threading.Thread] = []
         if transform.limits.max_wait is not None or self._limit > 1:
@@ -126,9 +128,10 @@ class InferenceSession:
             for thread in self._threads:
                 thread.start()
 
-    def join(self, caller: Caller, step: str | None = None) -> Lane:
-        """A bundle's own way in, until it closes it; for a step that shares the model of another, with its own name."""
-        lane = Lane(self, caller, step or self.step)
+    def join(self, caller: Caller, step: str | None = None, handling: Handling | None = None) -> Lane:
+        """A bundle's own way in, until it closes it; for a step that shares the model of another, with its own name and
+        its own handling of errors."""
+        lane = Lane(self, caller, step or self.step, handling)
         with self._changed:
             self._lanes.add(lane)
         return lane
@@ -249,6 +252,8 @@ class InferenceSession:
     def _run(self, spans: list[Span[Request]]) -> None:
         error: PenstockError | None = None
         answers: Any = None
+        failures: Mapping[int, Failure] = {}
+        calls = 1
         aim = self._batcher.aim
         self._running += 1
         self._changed.release()
@@ -256,7 +261,11 @@ class InferenceSession:
             batch = gather([(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
             started = time.perf_counter()
             request = spans[0].entry.item
-            answers = self._model.answers(batch, request.args, request.lane.step)
+            lane = request.lane
+            if lane.handling is None:
+                answers = self._model.answers(batch, request.args, lane.step)
+            else:
+                answers, failures, calls = self._model.outcomes(rows_of(batch), request.args, lane.step, lane.handling)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:
@@ -268,12 +277,13 @@ class InferenceSession:
         finally:
             self._changed.acquire()
             self._running -= 1
-            settle(spans, answers, error)
+            settle(spans, answers, error, failures)
             self._changed.notify_all()
         if error is None:
-            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds))
+            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds), calls)
             self._record_batch(row_count(batch), seconds, size)
-        else:
+        if error is not None or failures:
+            self._failed_rows += len(failures)
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
     # What is learned and measured.
@@ -283,14 +293,15 @@ class InferenceSession:
         before, self._ended = self._ended, max(self._ended, started + seconds)
         return max(started + seconds - max(before, started), 0.0) if self._in_turn else seconds
 
-    def _learn(self, spans: list[Span[Request]], aim: Aim, rows: int, seconds: float) -> None:
+    def _learn(self, spans: list[Span[Request]], aim: Aim, rows: int, seconds: float, calls: int) -> None:
         lengths = lengths_of(spans)
         if lengths is not None:
             self._owner.metrics.count(self._keys["useful_cost"], sum(lengths))
             self._owner.metrics.count(self._keys["padded_cost"], rows * self._limits.padded_length(max(lengths)))
         failed = self._model.take_out_of_memory()
         if failed is None:
-            self._aiming.ran(aim, rows, lengths, seconds)
+            if calls == 1:  # how long the search for bad rows took, says nothing of the size
+                self._aiming.ran(aim, rows, lengths, seconds)
             return
         self._owner.metrics.count(self._keys["out_of_memory_counter"])
         self._aiming.out_of_memory(failed, None if lengths is None else lengths[-failed:])
@@ -309,10 +320,10 @@ class InferenceSession:
         """What is counted for every batch goes to the metrics now and then."""
         if self._sizes.count:
             metrics = self._owner.metrics
-            metrics.count(self._keys["num_inferences"], int(self._sizes.sum))
+            metrics.count(self._keys["num_inferences"], int(self._sizes.sum) - self._failed_rows)
             metrics.distribution_of(self._keys["inference_request_batch_size"]).merge(self._sizes)
             metrics.distribution_of(self._keys["inference_batch_latency_micro_secs"]).merge(self._latencies)
-            self._sizes, self._latencies = Distribution(), Distribution()
+            self._sizes, self._latencies, self._failed_rows = Distribution(), Distribution(), 0
             found = self._aiming.explain()
             if found is not None:
                 metrics.notes[self._keys["batch_size_found"]] = found
@@ -321,9 +332,10 @@ class InferenceSession:
 class Lane:
     """One bundle's way into a session, used by one thread."""
 
-    def __init__(self, session: InferenceSession, caller: Caller, step: str) -> None:
+    def __init__(self, session: InferenceSession, caller: Caller, step: str, handling: Handling | None = None) -> None:
         self.caller = caller
         self.step = step
+        self.handling = handling
         self._session = session
         self._moved: HostedLane | None = None
         self._args: Any = None
@@ -340,14 +352,14 @@ class Lane:
     ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
         if self._moved is None and (host := self._session.load()) is not None:
-            self._moved = host.join(self.caller, self.step)
+            self._moved = host.join(self.caller, self.step, self.handling)
         if self._moved is not None:
             self._moved.submit(ticket, args, weights=weights, lengths=lengths, alone=alone)
             return
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
-        group = (columns, self._args_identity)
+        group = (columns, self._args_identity, self.handling)
         entry = Entry(
             Request(ticket, args, self),
             ticket.missing,
@@ -360,7 +372,8 @@ class Lane:
         self._session.submit(entry)
 
     def wait(self, ticket: Ticket) -> Block:
-        """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`."""
+        """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`. Rows that
+        failed, where that is handled, are in ticket.failures."""
         if self._moved is not None:
             return self._moved.wait(ticket)
         if not ticket.settled:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from penstock.batching.entry import LOOKAHEAD
 from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
 from penstock.errors import StepError
+from penstock.failures import Failure
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedLane, HostedSession
 from penstock.inference.path import join_keys, through
@@ -22,7 +23,9 @@ AnySession: TypeAlias = InferenceSession | HostedSession
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
+    """Rows in flight."""
+
     ticket: Ticket
     keys: list[Any] | None
     rows: int
@@ -47,13 +50,14 @@ class InferenceStream:
         self._handler = transform.path.model_handler
         self._measure = self._handler.measures_length()
         whole_rows = self._weigh is not None or self._measure
+        whole_rows = whole_rows or transform.handling is not None
         self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
-        self._lane: Lane | HostedLane = session.join(caller, step)
+        self._lane: Lane | HostedLane = session.join(caller, step, transform.handling)
         limits = transform.limits
         at_once = 1 + concurrent_batches(self._handler)
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
         self._window_bytes = 2 * limits.lookahead_bytes
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._pacer = Pacer()
@@ -66,7 +70,7 @@ class InferenceStream:
             self._submit_batches(rows_of(block))
         else:
             for piece in self._pacer.pieces(rows_of(block)):
-                self._submit_rows(self._before(piece))
+                self._push_rows(piece)
                 yield from self._ready()
         yield from self._ready()
 
@@ -82,6 +86,10 @@ class InferenceStream:
         while self._pending:
             yield self._take()
 
+    def take_failed(self) -> dict[str, list[tuple[Any, Failure]]]:
+        """The rows that failed since the last time, with their failures, by the step's output that they go to."""
+        return {}
+
     def unanswered(self) -> int:
         """How many rows were submitted and are not answered. For progress: may be read from another thread."""
         try:
@@ -92,19 +100,22 @@ class InferenceStream:
     def close(self) -> None:
         self._lane.close()
 
+    def _push_rows(self, rows: list[Any]) -> None:
+        self._submit_rows(self._before(rows))
+
     def _before(self, rows: list[Any]) -> list[Any]:
         return through(self._path.before, rows, self._step, "preprocess")
 
     def _submit_batches(self, batches: list[Any]) -> None:
         for batch in self._before(batches):
-            try:
-                rows = list(batch)
-            except TypeError as exc:
-                raise StepError(
-                    f"step {self._step!r}: with_no_batching() expects rows that are lists of examples, "
-                    f"got {type(batch).__name__}"
-                ) from exc
-            self._submit_rows(rows, alone=True)
+            self._submit_rows(self._examples_in(batch), alone=True)
+
+    def _examples_in(self, batch: Any) -> list[Any]:
+        try:
+            return list(batch)
+        except TypeError as exc:
+            expected = "with_no_batching() expects rows that are lists of examples"
+            raise StepError(f"step {self._step!r}: {expected}, got {type(batch).__name__}") from exc
 
     def _submit_rows(self, rows: list[Any], alone: bool = False) -> None:
         examples, keys = self._path.split_keys(rows, self._step)
@@ -114,25 +125,39 @@ class InferenceStream:
             self._submit(examples, keys, alone)
 
     def _submit(self, block: Block, keys: list[Any] | None, alone: bool = False) -> None:
-        weights = None
+        weights, lengths = None, None
         if self._weigh is not None and not alone:
-            weights = weigh_rows(self._weigh, rows_of(block), self._step)
-        pending = _Pending(Ticket(block), keys, row_count(block), byte_size(block))
+            weights = self._weights_of(rows_of(block))
+        if self._measure and not alone:
+            lengths = self._lengths_of(rows_of(block))
+        self._send(Pending(Ticket(block), keys, row_count(block), byte_size(block)), weights, lengths, alone)
+
+    def _weights_of(self, rows: list[Any]) -> list[int]:
+        assert self._weigh is not None
+        return weigh_rows(self._weigh, rows, self._step)
+
+    def _lengths_of(self, rows: list[Any]) -> list[int]:
+        return measured(self._handler.get_lengths, rows, self._step)
+
+    def _send(self, pending: Pending, weights: list[int] | None, lengths: list[int] | None, alone: bool) -> None:
         self._pending.append(pending)
         self._in_flight += pending.rows
         self._in_flight_bytes += pending.bytes
         self.rows_in += pending.rows
-        lengths = None
-        if self._measure and not alone:
-            lengths = measured(self._handler.get_lengths, rows_of(block), self._step)
-        self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
+        if pending.rows:
+            self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
 
     def _take(self) -> Block:
-        pending = self._pending.popleft()
-        answers = self._lane.wait(pending.ticket)
-        self._in_flight -= pending.rows
-        self._in_flight_bytes -= pending.bytes
+        pending, answers = self._next()
         if not isinstance(answers, list) or self._path.plain:
             return answers
         answers = through(self._path.after_model, answers, self._step, "postprocess")
         return through(self._path.after, join_keys(pending.keys, answers), self._step, "postprocess")
+
+    def _next(self) -> tuple[Pending, Block]:
+        """The oldest rows in flight, when their answers are there."""
+        pending = self._pending.popleft()
+        answers = self._lane.wait(pending.ticket)
+        self._in_flight -= pending.rows
+        self._in_flight_bytes -= pending.bytes
+        return pending, answers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+import dataclasses
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -11,6 +12,7 @@ import cloudpickle
 from penstock.batching.entry import Span
 from penstock.blocks import Block, is_table, row_count
 from penstock.errors import PenstockError, StepError
+from penstock.failures import Failure
 from penstock.inference.columns import with_answers
 from penstock.rows import safe_str
 
@@ -20,14 +22,16 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be."""
+    """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
+    A row that failed has None for an answer, and its failure."""
 
-    __slots__ = ("answers", "block", "error", "missing", "pieces")
+    __slots__ = ("answers", "block", "error", "failures", "missing", "pieces")
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.missing = row_count(block)
         self.error: PenstockError | None = None
+        self.failures: dict[int, Failure] = {}  # by position
         self.answers: list[Any] = [] if is_table(block) else [None] * self.missing
         self.pieces: list[tuple[int, Any]] = []  # of a table: where a piece starts, and its answers
 
@@ -97,12 +101,19 @@ def answers_of(ticket: Ticket, model_id: str | None, step: str) -> Block:
         raise StepError(f"step {step!r}: {what}: {type(exc).__name__}: {safe_str(exc)}") from exc
 
 
-def settle(spans: list[Span[Request]], answers: Any, error: PenstockError | None) -> None:
-    """Hand the answers of one batch, or its error, to the tickets whose rows were in it."""
+def settle(
+    spans: list[Span[Request]],
+    answers: Any,
+    error: PenstockError | None,
+    failures: Mapping[int, Failure] | None = None,
+) -> None:
+    """Hand the answers and the failures of one batch, or its error, to the tickets whose rows were in it."""
     if error is not None:
         for span in spans:
             span.entry.item.ticket.error = span.entry.item.ticket.error or error
         return
+    if failures:
+        _hand_out(spans, failures)  # first: a ticket counts as settled as soon as none of its rows is missing
     if len(spans) == 1:
         entry, start, stop = spans[0]
         entry.item.ticket.fill(start, stop, answers)
@@ -115,6 +126,19 @@ def settle(spans: list[Span[Request]], answers: Any, error: PenstockError | None
             ticket.missing -= 1
         else:
             ticket.fill(start, stop, answers[at : at + stop - start])
+        at += stop - start
+
+
+def _hand_out(spans: list[Span[Request]], failures: Mapping[int, Failure]) -> None:
+    """To each ticket its own failures, under the name of its own step: several may share the model."""
+    at = 0
+    for entry, start, stop in spans:
+        ticket, _, lane = entry.item
+        for position in range(start, stop):
+            failure = failures.get(at + position - start)
+            if failure is not None:
+                same = failure.step == lane.step
+                ticket.failures[position] = failure if same else dataclasses.replace(failure, step=lane.step)
         at += stop - start
 
 

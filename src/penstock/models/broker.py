@@ -359,7 +359,8 @@ class Broker:
         seconds = message.seconds
         if self._spec.in_turn:  # without the time of the batch before
             seconds, self._ended = min(seconds, now - self._ended), now
-        self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
+        if message.calls == 1 or message.out_of_memory is not None:
+            self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
         self._report(batch, message)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
@@ -446,7 +447,8 @@ class Broker:
     # What was measured.
 
     def _report(self, batch: Batch, message: Ran) -> None:
-        counters = {"num_inferences": batch.rows}
+        failed = sum(len(failures) for _, _, failures in message.answers)
+        counters = {"num_inferences": batch.rows - failed, "failed_batches_counter": int(failed > 0)}
         values = {"inference_request_batch_size": batch.rows, "inference_batch_latency_micro_secs": message.seconds * 1e6}
         lengths = batch.lengths
         if lengths is not None:

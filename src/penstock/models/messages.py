@@ -148,6 +148,7 @@ class Ran(NamedTuple):
     batch: int
     seconds: float
     answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position
+    calls: int  # of the model
     out_of_memory: int | None  # the least number of rows that did not fit, if any did not
     size: int | None  # bytes of the batch, if they were counted
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock.blocks import Block, gather
@@ -37,7 +37,8 @@ class Outcome(NamedTuple):
     """What a batch came to."""
 
     answers: Any  # one for each row: a list, or an Arrow array
-    failures: dict[int, Any]  # of rows that have no answer, by position
+    failures: Mapping[int, Any]  # of rows that have no answer, by position
+    calls: int = 1
     out_of_memory: int | None = None
     size: int | None = None  # bytes of the batch, if they were counted
 
@@ -134,7 +135,7 @@ class _Server:
                 payload = self._segments.ref(segments[-1], len(segments) - 1)
             answers.append((reader, payload, failures))
         fds = [segment.fd for segment in segments]
-        self._send(Ran(job.batch, seconds, answers, outcome.out_of_memory, outcome.size), fds)
+        self._send(Ran(job.batch, seconds, answers, outcome.calls, outcome.out_of_memory, outcome.size), fds)
         for segment in segments:
             self._segments.done(segment)
 

@@ -14,10 +14,12 @@ class StepCount:
 
     rows_in: int = 0
     rows_out: int = 0
+    rows_failed: int = 0  # where errors are handled: rows that went to the step's failures
 
     def add(self, other: StepCount) -> None:
         self.rows_in += other.rows_in
         self.rows_out += other.rows_out
+        self.rows_failed += other.rows_failed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import GraphError, UsageError
-from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform
+from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -259,12 +259,17 @@ class GroupIntoBatches(PTransform[PCollection[tuple[Any, T]], PCollection[tuple[
 
 def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollection[Any]:
     """Add a primitive step with one input and one output."""
+    return add_step(transform, pcoll).outputs[MAIN]
+
+
+def add_step(transform: PTransform[Any, Any], pcoll: PCollection[Any], tags: Sequence[str] = (MAIN,)) -> Node:
+    """Add a primitive step with one input."""
     if not isinstance(pcoll, PCollection):
         raise GraphError(
             f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
             "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
         )
-    return pcoll.pipeline.add(transform, [pcoll]).outputs[MAIN]
+    return pcoll.pipeline.add(transform, [pcoll], tags)
 
 
 def describe_function(fn: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ from penstock.inference.transform import RunInference
 from penstock.io.sink import Write
 from penstock.io.source import Read
 from penstock.observe.result import StepCount
-from penstock.pipeline.graph import Node, PCollection
+from penstock.pipeline.graph import MAIN, Node, PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Flatten, Map, Reshuffle
 
@@ -20,8 +20,9 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
         if not is_counted(node):
             continue
         count = counts.get(node.label, StepCount())
-        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out:
-            raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}; it must give one for each")
+        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out + count.rows_failed:
+            failed = f" and {count.rows_failed} failures" if count.rows_failed else ""
+            raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}{failed}; it must give one for each")
         given = _given_to(node, counts)
         if given is not None and given != count.rows_in:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
@@ -36,16 +37,21 @@ def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
     prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
     if isinstance(node.transform, Read) or prebatched:
         return None
-    producers = [producer for pcoll in node.inputs for producer in _counted_before(pcoll)]
-    if any(len(producer.outputs) != 1 for producer in producers):
-        return None
-    return sum(counts.get(producer.label, StepCount()).rows_out for producer in producers)
+    given = [_rows_of(before, counts) for pcoll in node.inputs for before in _counted_before(pcoll)]
+    known = [rows for rows in given if rows is not None]
+    return sum(known) if len(known) == len(given) else None
 
 
-def _counted_before(pcoll: PCollection[object]) -> list[Node]:
+def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int | None:
+    producer = pcoll.producer
+    answers = isinstance(producer.transform, RunInference) and pcoll.tag == MAIN  # failures are counted apart
+    return counts.get(producer.label, StepCount()).rows_out if answers or len(producer.outputs) == 1 else None
+
+
+def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
     if is_counted(pcoll.producer):
-        return [pcoll.producer]
-    return [producer for before in pcoll.producer.inputs for producer in _counted_before(before)]
+        return [pcoll]
+    return [counted for before in pcoll.producer.inputs for counted in _counted_before(before)]
 
 
 def _error(node: Node, what: str) -> AccountingError:

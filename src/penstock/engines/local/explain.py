@@ -60,7 +60,8 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    if step.transform.path.model_handler.takes_columns() and step.transform.path.plain:
+    rows_alone = step.transform.handling is not None or not step.transform.path.plain
+    if step.transform.path.model_handler.takes_columns() and not rows_alone:
         parts.append("takes columns")
     return f": {', '.join(parts)}"
 

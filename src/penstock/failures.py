@@ -1,0 +1,86 @@
+"""Failures: what became of a row that has no answer, as text that travels and can be written anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from penstock.errors import UsageError
+from penstock.rows import safe_str, user_traceback
+
+# The kinds.
+RAISED = "raised"
+OUT_OF_MEMORY = "out of memory"
+TIMED_OUT = "timed out"
+CRASHED = "crashed"
+WRONG_COUNT = "wrong count"
+NOT_PICKLABLE = "not picklable"
+
+MOST_TEXT = 20_000  # characters of a message or a traceback that are kept
+
+ErrorClass: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a row failed. It holds text and numbers only, so it survives whatever the error itself would not."""
+
+    step: str
+    kind: str  # "raised", "out of memory", "timed out", "crashed", "wrong count" or "not picklable"
+    error_type: str
+    message: str
+    traceback: str
+    attempts: int = 1
+    model_id: str | None = None
+    group: int = 1  # how many rows failed together, because the guilty one could not be told apart; 1: this row alone
+
+    @classmethod
+    def of(
+        cls,
+        exc: BaseException,
+        step: str,
+        *,
+        kind: str = RAISED,
+        attempts: int = 1,
+        model_id: str | None = None,
+        group: int = 1,
+    ) -> Failure:
+        """The failure that an error is. The error itself is not kept."""
+        message, trace = safe_str(exc)[:MOST_TEXT], user_traceback(exc)[-MOST_TEXT:]
+        return cls(step, kind, type(exc).__name__, message, trace, attempts, model_id, group)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A plain dict, for sinks."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handling:
+    """Which errors cost a row instead of the run, and how a call of the model is guarded."""
+
+    exc_class: ErrorClass = Exception
+    use_subprocess: bool = False
+    timeout: float | None = None  # seconds, for one run_inference() call
+
+    def __post_init__(self) -> None:
+        _check_error_class(self.exc_class)
+        if not isinstance(self.use_subprocess, bool):
+            raise UsageError(f"use_subprocess={self.use_subprocess!r}: expected True or False")
+        seconds = self.timeout
+        if seconds is not None and (not isinstance(seconds, numbers.Real) or isinstance(seconds, bool) or not seconds > 0):
+            raise UsageError(f"timeout={seconds!r}: expected seconds, more than 0, or None for no limit")
+
+    def handles(self, exc: BaseException) -> bool:
+        """Whether the error costs its row alone. SystemExit from the user's code counts like an Exception."""
+        return isinstance(exc, self.exc_class) or (isinstance(exc, SystemExit) and issubclass(Exception, self.exc_class))
+
+
+def _check_error_class(exc_class: object) -> None:
+    classes = exc_class if isinstance(exc_class, tuple) else (exc_class,)
+    if not classes or not all(isinstance(each, type) and issubclass(each, (Exception, SystemExit)) for each in classes):
+        raise UsageError(
+            f"exc_class={exc_class!r}: expected a class of errors such as ValueError, or a tuple of them; each must be an "
+            "Exception, because Ctrl-C and the end of a run pass through every step"
+        )
