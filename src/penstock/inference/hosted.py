@@ -17,12 +17,12 @@ from penstock.inference.model import ModelCopy, Outcomes
 from penstock.inference.ticket import Caller, Ticket, answers_of
 from penstock.inference.transform import RunInference
 from penstock.models.client import HostClient
-from penstock.models.messages import Broken, HostSpec, Piece, Report, Submit
+from penstock.models.messages import Answers, Broken, HostSpec, Report, Submit
 from penstock.models.place import Place, Surroundings, Wishes
 from penstock.models.rendezvous import Address, name_of, run_folder
 from penstock.models.server import Outcome
 from penstock.observe.metrics import MetricKey
-from penstock.rows import safe_str, shorten
+from penstock.rows import PredictionResult, safe_str, shorten
 from penstock.transport.interpreters import thread_variables
 from penstock.transport.packing import pack
 
@@ -169,18 +169,19 @@ class HostedSession:
 
     # What the host says, on the connection's thread.
 
-    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Failure]) -> None:
+    def answered(self, message: Answers, answers: list[Any]) -> None:
         with self._changed:
             at = 0
-            for position, (number, start, stop) in enumerate(pieces):
+            for position, (number, start, stop) in enumerate(message.pieces):
                 submitted = self._open.get(number)
                 if submitted is not None:
-                    ticket = submitted.ticket
-                    ticket.failures.update({start + n: failures[at + n] for n in range(stop - start) if at + n in failures})
-                    part = answers[position] if is_table(ticket.block) else answers[at : at + stop - start]
-                    ticket.fill(start, stop, part)
+                    part = answers[position] if is_table(submitted.ticket.block) else answers[at : at + stop - start]
+                    failures = {
+                        n - at + start: message.failures[n] for n in range(at, at + stop - start) if n in message.failures
+                    }
+                    _fill(submitted.ticket, start, stop, part, failures, message.wrapped)
                 at += stop - start
-            self._settle({number for number, _, _ in pieces})
+            self._settle({number for number, _, _ in message.pieces})
 
     def broken(self, message: Broken) -> None:
         """Rows whose process was killed or died: a failure of each where that is handled, else an error."""
@@ -296,6 +297,15 @@ class HostedLane:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc
         return data
+
+
+def _fill(
+    ticket: Ticket, start: int, stop: int, answers: Any, failures: dict[int, Failure], wrapped: tuple[str | None] | None
+) -> None:
+    ticket.failures.update(failures)
+    if wrapped is not None and isinstance(ticket.block, list):
+        answers = list(map(PredictionResult, ticket.block[start:stop], answers, itertools.repeat(wrapped[0])))
+    ticket.fill(start, stop, answers)
 
 
 def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Surroundings) -> HostSpec:

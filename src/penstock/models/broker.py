@@ -369,9 +369,9 @@ class Broker:
         for client, pieces in self._by_client(batch):
             payload, failures = answers[client.number]
             if isinstance(payload, SegmentRef):
-                client.line.send(Answers(pieces, payload._replace(at=0), failures), [fds[payload.at]])
+                client.line.send(Answers(pieces, payload._replace(at=0), failures, message.wrapped), [fds[payload.at]])
             else:
-                client.line.send(Answers(pieces, payload, failures))
+                client.line.send(Answers(pieces, payload, failures, message.wrapped))
 
     def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
         """A model refers to these segments no more. Their owner is told when no model does."""

@@ -23,7 +23,6 @@ from penstock.models.messages import (
     HostSpec,
     Join,
     Leave,
-    Piece,
     Refused,
     Report,
     Submit,
@@ -40,7 +39,7 @@ LOSSES = 20  # of the host, one after the other, without any answer in between
 class Listener(Protocol):
     """Who is told what comes back. Called on the connection's own thread."""
 
-    def answered(self, pieces: list[Piece], answers: list[Any], failures: dict[int, Any]) -> None: ...
+    def answered(self, message: Answers, answers: list[Any]) -> None: ...
 
     def broken(self, message: Broken) -> None: ...
 
@@ -184,7 +183,7 @@ class HostClient:
             self._losses = 0
             (answers,) = unpack(self._leases.read(message.payload, fds))
             assert isinstance(answers, list)
-            self._listener.answered(message.pieces, answers, message.failures)
+            self._listener.answered(message, answers)
         elif isinstance(message, Broken):
             self._losses = 0
             self._listener.broken(message)

@@ -98,6 +98,7 @@ class Answers(NamedTuple):
     pieces: list[Piece]  # by ticket
     payload: Payload
     failures: Any  # by position among these rows
+    wrapped: tuple[str | None] | None = None  # the answers are PredictionResults of the rows themselves, by this model
 
 
 class Broken(NamedTuple):
@@ -148,6 +149,7 @@ class Ran(NamedTuple):
     batch: int
     seconds: float
     answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position
+    wrapped: tuple[str | None] | None  # as in Answers
     calls: int  # of the model
     out_of_memory: int | None  # the least number of rows that did not fit, if any did not
     size: int | None  # bytes of the batch, if they were counted

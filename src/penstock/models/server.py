@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
 from penstock.models.messages import Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.rows import PredictionResult
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, pack, unpack
 from penstock.transport.reports import ErrorReport
@@ -120,6 +121,7 @@ class _Server:
         try:
             outcome = served.run(job.rows, job.how)
             seconds = time.perf_counter() - started
+            outcome, wrapped = _unwrapped(outcome, job.rows)
             packed = _packed_by_reader(outcome, job, served.step)
         except BaseException as exc:  # SystemExit too: it is the handler's error
             self._send(Raised(job.batch, ErrorReport.of(exc)))
@@ -135,7 +137,7 @@ class _Server:
                 payload = self._segments.ref(segments[-1], len(segments) - 1)
             answers.append((reader, payload, failures))
         fds = [segment.fd for segment in segments]
-        self._send(Ran(job.batch, seconds, answers, outcome.calls, outcome.out_of_memory, outcome.size), fds)
+        self._send(Ran(job.batch, seconds, answers, wrapped, outcome.calls, outcome.out_of_memory, outcome.size), fds)
         for segment in segments:
             self._segments.done(segment)
 
@@ -176,6 +178,18 @@ class _Server:
     def _send(self, message: object, fds: Sequence[int] = ()) -> None:
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(message, fds)
+
+
+def _unwrapped(outcome: Outcome, rows: Block) -> tuple[Outcome, tuple[str | None] | None]:
+    """Answers without the examples, where those are the rows themselves: the callers have them."""
+    answers = outcome.answers
+    if outcome.failures or not isinstance(rows, list) or type(answers[0]) is not PredictionResult:
+        return outcome, None
+    model_id = answers[0].model_id
+    for answer, row in zip(answers, rows, strict=True):
+        if type(answer) is not PredictionResult or answer.example is not row or answer.model_id is not model_id:
+            return outcome, None
+    return outcome._replace(answers=[answer.inference for answer in answers]), (model_id,)
 
 
 def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple[list[Any], dict[int, Any]]]:

@@ -7,7 +7,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
@@ -17,6 +17,7 @@ from penstock.rows import safe_str, shorten
 
 _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
 _PICKLED, _ARROW = 0, 1
+STACKED_BYTES = 16 << 10  # of an array that is packed together with others
 ALIGNMENT = 64  # of every buffer in a chunk: arrays that lie askew are slow, and some frameworks refuse them
 
 
@@ -48,6 +49,37 @@ def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] |
         return file.getvalue()
 
 
+class _Stacked:
+    """Small arrays, or tensors, of one kind and shape as one array. Unpickled, it is a list of them."""
+
+    def __init__(self, array: Any, tensors: bool) -> None:
+        self._made_of = array, tensors
+
+    def __reduce__(self) -> Any:
+        return _unstacked, self._made_of
+
+
+def _unstacked(array: Any, tensors: bool) -> list[Any]:
+    return list(_tensor_of(array).unbind(0) if tensors else array)
+
+
+def _stacked(rows: list[Any]) -> _Stacked | None:
+    """Rows that are small arrays and alike are pickled as one: each by itself costs more than its copy."""
+    if len(rows) < 2:
+        return None
+    kind, shape, dtype = type(rows[0]), getattr(rows[0], "shape", ()), cast(Any, getattr(rows[0], "dtype", None))
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    tensors = torch is not None and kind is torch.Tensor
+    arrays = numpy is not None and kind is numpy.ndarray and dtype.kind in "biufc"
+    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES:
+        return None
+    if any(type(row) is not kind or row.shape != shape or row.dtype != dtype for row in rows):
+        return None
+    if arrays:
+        return _Stacked(numpy.stack(rows), False)  # type: ignore[union-attr]
+    return _Stacked(torch.stack(rows).numpy(), True) if all(_is_plain(torch, row) for row in rows) else None  # type: ignore[union-attr]
+
+
 def pack(block: Block, step: str = "") -> list[Any]:
     """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows."""
     buffers: list[Any] = []
@@ -58,7 +90,7 @@ def pack(block: Block, step: str = "") -> list[Any]:
         kind = _PICKLED
         outside: list[pickle.PickleBuffer] = []
         try:
-            buffers.append(dump_rows(block, outside.append))
+            buffers.append(dump_rows(_stacked(block) or block, outside.append))
         except Exception as exc:
             raise _not_shippable(block, step, exc) from exc
         buffers.extend(buffer.raw() for buffer in outside)
