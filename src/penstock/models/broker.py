@@ -334,7 +334,9 @@ class Broker:
         try:
             if isinstance(message, Loaded):
                 self._desk.loaded(model.copy)
-                self._reports.append(Report(values={"load_seconds": message.seconds, "model_bytes": message.bytes}))
+                self._reports.append(
+                    Report(values={"load_model_latency_milli_secs": message.seconds * 1e3, "model_byte_size": message.bytes})
+                )
             elif isinstance(message, LoadFailed):
                 self._refuse_all(message.error)
             elif isinstance(message, Ran):
