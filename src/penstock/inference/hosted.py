@@ -321,6 +321,7 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
         copies=place.copies,
         concurrent=concurrent_batches(handler),
         in_turn=handler.prepares_ahead(),
+        retry_safe=handler.retry_safe,
         timeout=place.timeout,
         load_timeout=around.load_timeout,
         variables={**thread_variables(max(1, around.cores // place.copies)), **handler._env_vars},

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from penstock.batching.isolation import Blame, blamed, isolate
 from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
-from penstock.inference.isolation import Blame, blamed, isolate
 from penstock.models.loading import LoadedModel, load
 from penstock.rows import CAUGHT, row_error, safe_str, shorten
 

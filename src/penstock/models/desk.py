@@ -7,16 +7,18 @@ process has died. Pure: events and the time go in, commands come out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span
+from penstock.batching.isolation import Blame, isolate
 from penstock.models.messages import HostSpec
 
-ATTEMPTS = 4  # of a batch whose process dies, alone in it
+ATTEMPTS = 4  # of a single row whose process dies, alone in it
+HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 LINGER = (0.002, 1.0)  # seconds that a free model waits at most for rows that may come: the least, the most
 
@@ -39,6 +41,7 @@ class Batch:
     deaths: int = 0  # of processes that held this batch alone
     suspect: bool = False  # a process died with it: it now runs alone
     started: float | None = None
+    hunt: Hunt | None = None  # that this is a part of
 
     @property
     def rows(self) -> int:
@@ -49,6 +52,35 @@ class Batch:
         if self.spans[0].entry.lengths is None or self.spans[0].entry.alone:
             return None
         return [length for entry, start, stop in self.spans for length in (entry.lengths or ())[start:stop]]
+
+
+class Hunt:
+    """The search for the rows of a batch that kill their process, or hang it. Each part of it runs alone."""
+
+    def __init__(self, batch: Batch, kind: str, how: str) -> None:
+        self.kind = kind
+        self.rows = [(entry, at) for entry, start, stop in batch.spans for at in range(start, stop)]
+        self.search = isolate(len(self.rows), how, lambda _: False)
+        self.unknown = set(range(len(self.rows)))
+        self.restarts = 1
+        self.found = 0
+        self.asked: tuple[int, int] = (0, len(self.rows))  # the part that runs now
+        self.confirming: tuple[int, int] | None = None  # what is blamed, while it runs once more
+
+    @property
+    def is_over_budget(self) -> bool:
+        return self.restarts > (len(self.rows).bit_length() + 3) * (self.found + 1)
+
+    def spans(self, rows: Iterable[int]) -> list[Span[Parcel]]:
+        """These rows of the batch, neighbours together."""
+        spans: list[Span[Parcel]] = []
+        for row in rows:
+            entry, at = self.rows[row]
+            if spans and spans[-1].entry is entry and spans[-1].stop == at:
+                spans[-1] = Span(entry, spans[-1].start, at + 1)
+            else:
+                spans.append(Span(entry, at, at + 1))
+        return spans
 
 
 # Commands.
@@ -111,6 +143,7 @@ class Desk:
         self._left: dict[int, int] = {}  # rows of a parcel that are not answered
         self._of_lane: dict[tuple[int, int], set[int]] = {}  # its parcels that are not answered
         self._again: deque[Batch] = deque()
+        self._pending: list[Command] = []
         self._lonely_since: float | None = now
         self._seconds = 0.0  # that the last batch took
         self._numbers = 0
@@ -142,7 +175,10 @@ class Desk:
             return (parcel.client, parcel.lane) == (client, lane)
 
         self._batcher.discard(unwanted)
-        self._again = deque(batch for batch in self._again if not all(unwanted(span.entry.item) for span in batch.spans))
+        dropped = [batch for batch in self._again if all(unwanted(span.entry.item) for span in batch.spans)]
+        self._again = deque(batch for batch in self._again if batch not in dropped)
+        for hunt in [batch.hunt for batch in dropped if batch.hunt is not None]:
+            self._part_is_known(hunt)
 
     def submitted(self, entry: Entry[Parcel], now: float) -> None:
         self._left[entry.item.number] = entry.size
@@ -175,6 +211,8 @@ class Desk:
             batches.remove(batch)
             self._begin(self._copies[copy], now)
             self._settle(batch)
+            if batch.hunt is not None:
+                self._part_is_known(batch.hunt)
         return batch
 
     def learn(self, copy: int, batch: Batch, seconds: float, out_of_memory: int | None) -> None:
@@ -195,21 +233,95 @@ class Desk:
                 return [GiveUp(f"the process that loads the model died {LOADS} times: {how}")]
             return []
         ran = [batch for batch in batches if batch.started is not None]
+        commands: list[Command] = []
         for batch in reversed(batches):
             batch.aim = None
             if batch in ran:
-                batch.deaths += len(ran) == 1
                 batch.suspect = True
-            if batch.deaths < ATTEMPTS:
+                batch.deaths += len(ran) == 1
+            if batch not in ran or len(ran) > 1 or self._is_to_run_again(batch):
                 self._again.appendleft(batch)
-        return [self._broken(batch, how) for batch in ran if batch.deaths >= ATTEMPTS]
+            else:
+                commands += self._failed(batch, "crashed", f"the model's process died with these rows: {how}")
+        return commands
+
+    def _is_to_run_again(self, batch: Batch) -> bool:
+        """Whether a batch whose process died gets another try as it is."""
+        if not self._spec.retry_safe or batch.hunt is not None:
+            return False
+        return batch.deaths < (HUNT_AFTER if batch.rows > 1 else ATTEMPTS)
+
+    def _failed(self, batch: Batch, kind: str, how: str) -> list[Command]:
+        """A batch has killed its process, or hangs: find the rows that do it."""
+        if batch.hunt is not None:
+            batch.hunt.restarts += 1
+            batch.hunt.kind = kind
+            return self._hunted(batch.hunt, how)
+        if batch.rows == 1 or not self._spec.retry_safe:
+            self._settle(batch)
+            return [BreakBatch(batch, kind, how)]
+        return self._hunt_on(Hunt(batch, kind, how), None)
+
+    def _part_is_known(self, hunt: Hunt) -> None:
+        """Its rows are answered, or nobody wants them any more: the hunt goes on."""
+        hunt.unknown.difference_update(range(*hunt.asked))
+        self._pending += self._hunted(hunt, None)
+
+    def _hunted(self, hunt: Hunt, how: str | None) -> list[Command]:
+        """What became of a part: it was answered, or not."""
+        if hunt.is_over_budget:
+            return self._give_up_hunt(hunt, how or "")
+        if hunt.confirming is None:
+            return self._hunt_on(hunt, how)
+        start, stop = hunt.confirming
+        hunt.confirming = None
+        return [*(self._blame(hunt, start, stop, how) if how is not None else []), *self._hunt_on(hunt, None)]
+
+    def _hunt_on(self, hunt: Hunt, reply: str | None) -> list[Command]:
+        commands: list[Command] = []
+        while True:
+            try:
+                step = hunt.search.send(reply)
+            except StopIteration:
+                return commands
+            reply = None
+            start, stop = hunt.asked = step.start, step.stop
+            if isinstance(step, Blame) and hunt.kind == "timed out":
+                commands += self._blame(hunt, start, stop, step.error)
+                continue
+            if isinstance(step, Blame):  # once more: what killed its process may have come from outside
+                hunt.confirming = start, stop
+            self._numbers += 1
+            part = Batch(self._numbers, hunt.spans(range(start, stop)), suspect=True, hunt=hunt)
+            self._again.appendleft(part)
+            return commands
+
+    def _blame(self, hunt: Hunt, start: int, stop: int, how: str) -> list[Command]:
+        hunt.found += 1
+        return self._break_rows(hunt, range(start, stop), how)
+
+    def _give_up_hunt(self, hunt: Hunt, how: str) -> list[Command]:
+        """Too many restarts: what is not known to be good fails together."""
+        hunt.search.close()
+        return self._break_rows(hunt, sorted(hunt.unknown), how)
+
+    def _break_rows(self, hunt: Hunt, rows: Iterable[int], how: str) -> list[Command]:
+        left = [row for row in rows if row in hunt.unknown]
+        if not left:
+            return []
+        hunt.unknown.difference_update(left)
+        self._numbers += 1
+        batch = Batch(self._numbers, hunt.spans(left))
+        self._settle(batch)
+        return [BreakBatch(batch, hunt.kind, how)]
 
     # What to do now.
 
     def decide(self, now: float) -> list[Command]:
         if self._lonely_since is not None and now >= self._lonely_since + self._spec.grace:
             return [End()]
-        return [*self._overdue(now), *self._starts(now), *self._runs(now)]
+        pending, self._pending = self._pending, []
+        return [*pending, *self._overdue(now), *self._starts(now), *self._runs(now)]
 
     def next_time(self, now: float) -> float | None:
         """When decide() should be asked again, if nothing happens before."""
@@ -239,8 +351,7 @@ class Desk:
             late = [b for b in copy.batches if limit is not None and b.started is not None and now >= b.started + limit]
             for batch in late:
                 copy.batches.remove(batch)
-                self._settle(batch)
-                yield BreakBatch(batch, "timed out", f"the model took longer than the timeout of {limit:g} s")
+                yield from self._failed(batch, "timed out", f"the model took longer than the timeout of {limit:g} s")
             if late:
                 copy.state = "killed"
                 for batch in copy.batches:  # innocent: they go on elsewhere
@@ -295,10 +406,6 @@ class Desk:
         for batch in copy.batches[: 1 if self._spec.in_turn else self._spec.concurrent]:
             if batch.started is None:
                 batch.started = now
-
-    def _broken(self, batch: Batch, how: str) -> Command:
-        self._settle(batch)
-        return BreakBatch(batch, "crashed", f"the model's process died {batch.deaths} times with these rows: {how}")
 
     def _settle(self, batch: Batch) -> None:
         for entry, start, stop in batch.spans:

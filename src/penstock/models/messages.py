@@ -28,6 +28,7 @@ class HostSpec:
     copies: int = 1
     concurrent: int = 1  # batches that a copy may run at once
     in_turn: bool = False  # of these the device runs one after the other
+    retry_safe: bool = True  # whether a batch may be called again
     timeout: float | None = None  # seconds for one call of the model
     load_timeout: float | None = None
     variables: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process
