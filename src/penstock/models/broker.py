@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -240,10 +241,12 @@ class Broker:
             if self._clients.get(owner.number) is owner:
                 self._hear_line(owner, events)
         elif self._models.get(owner.copy) is owner:
-            if isinstance(key.fileobj, int):  # its pidfd
-                self._read(owner)
-                if self._models.get(owner.copy) is owner:
-                    self._lost(owner)
+            if isinstance(key.fileobj, int):  # its pidfd: it is gone, but for what it said last
+                rest = select.poll()
+                rest.register(owner.line.sock, select.POLLIN)
+                while rest.poll(0) and self._read(owner):
+                    pass
+                self._lost(owner)
             else:
                 self._hear_line(owner, events)
 

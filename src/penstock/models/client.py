@@ -188,7 +188,9 @@ class HostClient:
             self._losses = 0
             self._listener.broken(message)
         elif isinstance(message, Freed):
-            self._segments.freed(message.numbers)
+            with self._lock:  # what is in flight may be sent to another process: it will be freed again
+                in_flight = {segment.number for _, segment in self._in_flight.values() if segment is not None}
+            self._segments.freed([number for number in message.numbers if number not in in_flight])
         elif isinstance(message, Report):
             self._listener.reported(message)
         elif isinstance(message, Refused):
