@@ -269,11 +269,13 @@ class HostedLane:
     ) -> None:
         if self._how is None or args is not self._args:
             self._args, self._how = args, self._pickled(args)
+        if not ticket.missing:
+            return
         submitted = _Open(ticket, self.step, self.handling)
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
     def wait(self, ticket: Ticket) -> Block:
-        number = self._open.pop(id(ticket))
+        number = self._open.pop(id(ticket), 0)
         if not ticket.settled:
             with self.caller.paused(self):
                 self._session.wait(self._number, ticket, number, self.caller)

@@ -38,6 +38,7 @@ from penstock.models.desk import (
 )
 from penstock.models.messages import (
     Answers,
+    Bring,
     Broken,
     Freed,
     Goes,
@@ -65,6 +66,7 @@ from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
 NOTES_EVERY = 0.5  # seconds
+MOST_FDS = 200  # in a message
 
 
 def main(directory: str, name: str, listening: str, told: str) -> None:
@@ -117,7 +119,7 @@ class Line:
         while self._out:
             data, fds = self._out[0]
             try:
-                sent = socket.send_fds(self.sock, [data], fds, socket.MSG_DONTWAIT)
+                sent = socket.send_fds(self.sock, [data], fds)
             except BlockingIOError:
                 break
             except OSError:
@@ -421,6 +423,9 @@ class Broker:
                 payload = held.payload
                 if isinstance(payload, SegmentRef):
                     assert held.fd is not None
+                    if len(fds) == MOST_FDS:
+                        model.line.send(Bring(new), fds)
+                        new, fds = [], []
                     held.readers.add(model)
                     self._lent[payload.owner, payload.number] = held
                     payload = payload._replace(at=len(fds))

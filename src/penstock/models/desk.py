@@ -6,6 +6,7 @@ process has died. Pure: events and the time go in, commands come out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -175,7 +176,7 @@ class Desk:
             return (parcel.client, parcel.lane) == (client, lane)
 
         self._batcher.discard(unwanted)
-        dropped = [batch for batch in self._again if all(unwanted(span.entry.item) for span in batch.spans)]
+        dropped = [batch for batch in self._again if not self._is_wanted(batch)]
         self._again = deque(batch for batch in self._again if batch not in dropped)
         for hunt in [batch.hunt for batch in dropped if batch.hunt is not None]:
             self._part_is_known(hunt)
@@ -200,8 +201,9 @@ class Desk:
     # What processes do.
 
     def loaded(self, copy: int) -> None:
-        self._copies[copy].state = "ready"
-        self._copies[copy].failed_loads = 0
+        if self._copies[copy].state == "starting":  # not late: that process is being killed
+            self._copies[copy].state = "ready"
+            self._copies[copy].failed_loads = 0
 
     def ended(self, copy: int, number: int, now: float) -> Batch | None:
         """A batch is answered, or raised an error of its own: either way it is over."""
@@ -235,11 +237,13 @@ class Desk:
         ran = [batch for batch in batches if batch.started is not None]
         commands: list[Command] = []
         for batch in reversed(batches):
-            batch.aim = None
+            batch.aim = batch.started = None
             if batch in ran:
                 batch.suspect = True
                 batch.deaths += len(ran) == 1
-            if batch not in ran or len(ran) > 1 or self._is_to_run_again(batch):
+            if not self._is_wanted(batch) and batch.hunt is None:
+                continue
+            if batch not in ran or (len(ran) > 1 and self._spec.retry_safe) or self._is_to_run_again(batch):
                 self._again.appendleft(batch)
             else:
                 commands += self._failed(batch, "crashed", f"the model's process died with these rows: {how}")
@@ -286,13 +290,16 @@ class Desk:
                 return commands
             reply = None
             start, stop = hunt.asked = step.start, step.stop
+            rows = [n for n in range(start, stop) if n in hunt.unknown and hunt.rows[n][0].item.number in self._left]
+            if not rows:
+                continue  # they are answered, or nobody wants them
             if isinstance(step, Blame) and hunt.kind == "timed out":
                 commands += self._blame(hunt, start, stop, step.error)
                 continue
             if isinstance(step, Blame):  # once more: what killed its process may have come from outside
                 hunt.confirming = start, stop
             self._numbers += 1
-            part = Batch(self._numbers, hunt.spans(range(start, stop)), suspect=True, hunt=hunt)
+            part = Batch(self._numbers, hunt.spans(rows), suspect=True, hunt=hunt)
             self._again.appendleft(part)
             return commands
 
@@ -335,7 +342,16 @@ class Desk:
                 times += [batch.started + self._spec.timeout for batch in copy.batches if batch.started is not None]
         if self._batcher.waiting and any(copy.state == "ready" and not copy.batches for copy in self._copies):
             times.append(self._lingers_until())
+        elif not self._again and any(self._has_place(copy) for copy in self._copies):
+            times += [] if (deadline := self._batcher.deadline()) is None else [deadline]
         return min(times, default=None)
+
+    def _is_wanted(self, batch: Batch) -> bool:
+        return any(span.entry.item.number in self._left for span in batch.spans)
+
+    def _has_place(self, copy: _Copy) -> bool:
+        room = copy.state == "ready" and len(copy.batches) < self._spec.concurrent
+        return room and not any(batch.suspect for batch in copy.batches)
 
     def explain(self) -> str | None:
         return self._copies[0].aiming.explain()
@@ -354,7 +370,12 @@ class Desk:
                 yield from self._failed(batch, "timed out", f"the model took longer than the timeout of {limit:g} s")
             if late:
                 copy.state = "killed"
-                for batch in copy.batches:  # innocent: they go on elsewhere
+                for batch in list(copy.batches):  # innocent: they go on elsewhere
+                    if batch.started is not None and not self._spec.retry_safe:
+                        copy.batches.remove(batch)
+                        yield from self._failed(
+                            batch, "timed out", "another batch took too long, and these rows were called"
+                        )
                     batch.started = None
                 yield KillCopy(number, f"a batch took longer than {limit:g} s")
 
@@ -365,17 +386,17 @@ class Desk:
                 yield StartCopy(number)
 
     def _runs(self, now: float) -> Iterator[Command]:
-        """Free copies first; then, behind what runs, full batches only: others may still grow."""
-        for ahead in (0, 1):
+        """Free copies first, then the least loaded; and behind what runs full batches only: others may still grow."""
+        for held in range(self._spec.concurrent + 1):
             for number, copy in enumerate(self._copies):
-                while copy.state == "ready" and (batch := self._next(copy, ahead, now)) is not None:
+                if copy.state == "ready" and len(copy.batches) == held and (batch := self._next(copy, now)) is not None:
                     copy.batches.append(batch)
                     self._begin(copy, now)
                     yield RunBatch(number, batch)
 
-    def _next(self, copy: _Copy, ahead: int, now: float) -> Batch | None:
-        room = self._spec.concurrent + ahead - len(copy.batches)
-        if room <= 0 or any(batch.suspect for batch in copy.batches):
+    def _next(self, copy: _Copy, now: float) -> Batch | None:
+        ahead = len(copy.batches) >= self._spec.concurrent
+        if any(batch.suspect for batch in copy.batches):
             return None
         if self._again:
             if ahead or (self._again[0].suspect and copy.batches):
@@ -384,7 +405,7 @@ class Desk:
         self._batcher.aim = copy.aiming.aim()
         idle = not copy.batches
         flush = idle and bool(self._batcher.waiting) and (self._nobody_can_add() or now >= self._lingers_until())
-        spans = self._batcher.take(now, flush=flush)
+        spans = self._batcher.take(-math.inf if ahead else now, flush=flush)
         if spans is None:
             return None
         self._numbers += 1
@@ -403,6 +424,8 @@ class Desk:
 
     def _begin(self, copy: _Copy, now: float) -> None:
         """The first batches of a copy run. Where they take turns, the second is not at it before the first is over."""
+        if copy.state != "ready":
+            return  # what a killed process still holds runs no more
         for batch in copy.batches[: 1 if self._spec.in_turn else self._spec.concurrent]:
             if batch.started is None:
                 batch.started = now

@@ -129,6 +129,12 @@ class Report(NamedTuple):
 # Between the broker and the model's process.
 
 
+class Bring(NamedTuple):
+    """Entries for the batch that follows, where there are many."""
+
+    new: list[tuple[int, Payload, bytes]]
+
+
 class Run(NamedTuple):
     batch: int
     pieces: list[Piece]  # by entry

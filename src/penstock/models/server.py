@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
-from penstock.models.messages import Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.models.messages import Bring, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
 from penstock.rows import PredictionResult
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, pack, unpack
@@ -79,7 +79,7 @@ class _Server:
         self._sending = threading.Lock()
         self._concurrent = concurrent
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
-        self._entries: dict[int, tuple[Block, Any]] = {}
+        self._entries: dict[int, tuple[Block, Any] | Exception] = {}
         self._segments = Segments()
         self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
 
@@ -147,6 +147,8 @@ class _Server:
                 message, fds = self._channel.receive()
                 if isinstance(message, Freed):
                     self._segments.freed(message.numbers)
+                elif isinstance(message, Bring):
+                    self._unpack(message.new, fds)
                 else:
                     assert isinstance(message, Run)
                     self._jobs.put(self._job(message, fds))
@@ -158,22 +160,35 @@ class _Server:
 
     def _job(self, message: Run, fds: list[int]) -> _Job | Raised:
         try:
-            for number, payload, how in message.new:
-                (block,) = unpack(self._leases.read(payload, fds))
-                self._entries[number] = block, pickle.loads(how)
-            pieces = [(self._entries[number][0], start, stop) for number, start, stop in message.pieces]
-            how = self._entries[message.pieces[0][0]][1]
-            sizes = [stop - start for _, start, stop in message.pieces]
-            return _Job(message.batch, gather(pieces), how, message.readers, sizes)
+            self._unpack(message.new, fds)
+            pieces = [(*self._entry(number), start, stop) for number, start, stop in message.pieces]
+            rows = gather([(block, start, stop) for block, _, start, stop in pieces])
+            sizes = [stop - start for _, _, start, stop in pieces]
+            return _Job(message.batch, rows, pieces[0][1], message.readers, sizes)
         except Exception as exc:  # a row whose class cannot be imported here, or whose unpickling raises
             error = NotShippableError(f"rows could not be unpickled in the model's process ({type(exc).__name__}: {exc})")
             error.__cause__ = exc
             return Raised(message.batch, ErrorReport.of(error))
         finally:
-            for fd in fds:
-                os.close(fd)
             for number in message.done:
                 self._entries.pop(number, None)
+
+    def _entry(self, number: int) -> tuple[Block, Any]:
+        entry = self._entries[number]
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+    def _unpack(self, new: list[tuple[int, Payload, bytes]], fds: list[int]) -> None:
+        """Rows that came along. What cannot be unpickled is the error of the batches that need it."""
+        for number, payload, how in new:
+            try:
+                (block,) = unpack(self._leases.read(payload, fds))
+                self._entries[number] = block, pickle.loads(how)
+            except Exception as exc:
+                self._entries[number] = exc
+        for fd in fds:
+            os.close(fd)
 
     def _send(self, message: object, fds: Sequence[int] = ()) -> None:
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):

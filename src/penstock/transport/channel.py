@@ -95,16 +95,19 @@ def frame(message: Any, fds: Sequence[int], plain: bool = False) -> Iterator[tup
 
 
 class Frames:
-    """Messages out of what a socket has to read, without ever waiting for the rest of one."""
+    """Messages out of what a socket has to read, without ever waiting for the rest of one. Nothing waits at that socket from
+    then on: sending does not either."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._sock = sock
         self._data = bytearray()
         self._fds: list[int] = []
 
     def receive(self) -> list[tuple[Any, list[int]]]:
-        """The messages that are complete. Raises EOFError when the peer is gone, and OSError."""
-        data, fds, _, _ = socket.recv_fds(self._sock, 256 << 10, _MAX_FDS, socket.MSG_DONTWAIT)
+        """The messages that are complete. Raises EOFError when the peer is gone, and OSError; BlockingIOError when there
+        is nothing to read."""
+        data, fds, _, _ = socket.recv_fds(self._sock, 256 << 10, _MAX_FDS)
         if not data:
             raise EOFError("the other side is gone")
         self._data += data

@@ -52,8 +52,12 @@ class Segment:
         self._reserved = 0
         self._map: mmap.mmap | None = None
         if capacity:
-            os.ftruncate(self.fd, capacity)
-            self._map = mmap.mmap(self.fd, capacity)
+            try:
+                os.ftruncate(self.fd, capacity)
+                self._map = mmap.mmap(self.fd, capacity)
+            except BaseException:
+                os.close(self.fd)
+                raise
 
     def write(self, buffers: Sequence[Any], size: int) -> None:
         self.size = size
@@ -89,11 +93,13 @@ class Segments:
     def write(self, buffers: Sequence[Any]) -> Segment:
         """A segment that holds these, for a reader that will be told of it."""
         size = sum(map(length, buffers))
-        segment = self._take(size)
+        segment = None
         try:
+            segment = self._take(size)
             segment.write(buffers, size)
         except OSError as exc:
-            self._give_up(segment)
+            if segment is not None:
+                self._give_up(segment)
             if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             segment = self._new(0)  # memory is full
@@ -127,6 +133,10 @@ class Segments:
     def _tidy(self, segment: Segment) -> None:
         if segment.number not in self._used or segment.mine:
             return
+        if not segment.capacity:  # on disk: not used again, and readers have descriptors of their own
+            del self._used[segment.number]
+            segment.close()
+            return
         if not segment.theirs:
             del self._used[segment.number]
             self._free.append(segment)
@@ -145,6 +155,7 @@ class Segments:
                 segment = min(fitting, key=lambda each: each.capacity)
                 self._free.remove(segment)
                 self._used[segment.number] = segment
+                segment.mine = segment.theirs = True
                 return segment
         return self._new(max(LEAST_BYTES, 1 << (size - 1).bit_length()))
 
@@ -166,7 +177,7 @@ class Leases:
     def __init__(self, private: bool) -> None:
         self.freed: deque[tuple[str, int]] = deque()
         self._private = private  # what is written here, only this process sees; mapped anew each time
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
 
     def read(self, payload: bytes | SegmentRef, fds: Sequence[int]) -> memoryview:
         """What a message carries: in itself, or in a segment, for as long as something refers to it."""
@@ -192,7 +203,8 @@ class Leases:
                 if sys.platform == "linux":
                     found.madvise(MADV_POPULATE_READ)
             return found
-        inode = os.fstat(fd).st_ino
+        file = os.fstat(fd)
+        inode = file.st_dev, file.st_ino
         known = self._maps.pop(inode, None)
         found = self._maps[inode] = mmap.mmap(fd, 0) if known is None or len(known) < ref.size else known
         while len(self._maps) > MAPS:
