@@ -5,7 +5,7 @@
     python benchmarks/gpu_places.py --device cpu --rows 2048 --layers 1 --rounds 1    # to see that it runs
 
 Every case runs in a fresh process. Rows are tensors of 128 token ids; the loop has them all in memory, Penstock's workers
-make theirs. Rows/s are counted from when a quarter of the answers is there until the last one, in both cases. The memory is what the GPU
+make theirs. Rows/s are counted from when a quarter of the answers is there until the last one. The memory is what the GPU
 says is used, at its peak, less what was used before. Nothing is asserted.
 """
 
