@@ -7,7 +7,6 @@ source.read(split) or blocks of the stage before
 
 from __future__ import annotations
 
-import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from penstock.io.source import Read, Source
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 from penstock.rows import safe_str
+from penstock.transport.packing import load_pickle
 
 Key: TypeAlias = tuple[int, ...]  # where a split's rows stand among all rows: keys sort in the order of the rows
 
@@ -237,7 +237,7 @@ def load_copy(data: Any, label: str) -> Any:
     if not isinstance(data, bytes):
         return data
     try:
-        return pickle.loads(data)
+        return load_pickle(data)
     except PenstockError:
         raise
     except Exception as exc:

@@ -55,6 +55,7 @@ from penstock.models.messages import (
     Report,
     Run,
     Shutdown,
+    Started,
     Submit,
     Waits,
     Welcome,
@@ -79,8 +80,8 @@ def main(directory: str, name: str, listening: str, told: str) -> None:
     try:
         broker.serve()
     finally:
+        Address(directory, name).remove()  # while it listens: nobody starts another one before this name is free
         broker.end()
-        Address(directory, name).remove()
 
 
 class Held:
@@ -264,7 +265,7 @@ class Broker:
             messages = owner.line.frames.receive()
         except BlockingIOError:
             return True
-        except (EOFError, OSError):
+        except Exception:  # it is gone, or talks nonsense
             return False
         for message, fds in messages:
             if isinstance(owner, Client):
@@ -282,6 +283,8 @@ class Broker:
         client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
         self._desk.joined(client.number)
         client.line.send(Welcome(os.getpid()))
+        for model in self._models.values():
+            client.line.send(Started(model.process.pid))
 
     def _lost(self, owner: Client | Model) -> None:
         now = time.monotonic()
@@ -395,7 +398,9 @@ class Broker:
 
     def _do(self, command: Command) -> None:
         if isinstance(command, StartCopy):
-            self._models[command.copy] = Model(command.copy, self._spec, self._selector)
+            model = self._models[command.copy] = Model(command.copy, self._spec, self._selector)
+            for client in self._clients.values():
+                client.line.send(Started(model.process.pid))
         elif isinstance(command, KillCopy):
             self._models[command.copy].kill(command.why)
         elif isinstance(command, RunBatch):

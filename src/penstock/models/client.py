@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, NotShippableError, PenstockError
 from penstock.models.messages import (
     Answers,
     Broken,
@@ -25,10 +25,12 @@ from penstock.models.messages import (
     Leave,
     Refused,
     Report,
+    Started,
     Submit,
     Waits,
 )
 from penstock.models.rendezvous import Address
+from penstock.rows import safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, unpack
 from penstock.transport.segments import Leases, Segment, Segments
@@ -61,12 +63,12 @@ class HostClient:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
-        self._started: list[subprocess.Popen[bytes]] = []
         self._lanes: set[int] = set()
         self._waiting: dict[int, int | None] = {}
         self._in_flight: dict[int, tuple[Submit, Segment | None]] = {}
         self._segments = Segments()
         self._leases = Leases(private=False)
+        self._groups: set[int] = set()  # process groups of the host's models
         self._losses = 0
         self._closed = False
 
@@ -127,17 +129,12 @@ class HostClient:
         if wait and self._thread is not None:
             self._thread.join()
         self._segments.close()
-        for process in self._started:
-            process.poll()
 
     # The connection. The lock is held, except in _listen.
 
     def _connect(self) -> None:
         """Reach the host and tell it all that it should know."""
-        sock, process = self._address.reach(self._spec)
-        if process is not None:
-            self._started.append(process)
-        self._channel = Channel(sock, plain=True)
+        self._channel = Channel(self._address.reach(self._spec), plain=True)
         for lane in self._lanes:
             self._send(Join(lane))
         for message, segment in self._in_flight.values():
@@ -171,6 +168,11 @@ class HostClient:
                 continue
             try:
                 over = self._hear(message, fds)
+            except BaseException as exc:
+                error = EngineError(f"step {self._spec.name!r}: {type(exc).__name__}: {safe_str(exc)}")
+                error.__cause__ = exc
+                self._fail(error)
+                return
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -181,9 +183,18 @@ class HostClient:
         """Pass a message on. True: the host has ended for good, until somebody submits rows again."""
         if isinstance(message, Answers):
             self._losses = 0
-            (answers,) = unpack(self._leases.read(message.payload, fds))
+            try:
+                (answers,) = unpack(self._leases.read(message.payload, fds))
+            except Exception as exc:  # a class that cannot be imported here, or whose unpickling raises
+                what = f"its answers cannot be unpickled ({type(exc).__name__}: {safe_str(exc)})"
+                error = NotShippableError(f"step {self._spec.name!r}: {what}")
+                error.__cause__ = exc
+                self._listener.refused({ticket for ticket, _, _ in message.pieces}, error)
+                return False
             assert isinstance(answers, list)
             self._listener.answered(message, answers)
+        elif isinstance(message, Started):
+            self._groups.add(message.group)
         elif isinstance(message, Broken):
             self._losses = 0
             self._listener.broken(message)
@@ -206,7 +217,13 @@ class HostClient:
             assert self._channel is not None
             self._channel.close()
             self._channel = None
-            if self._closed or not self._lanes:
+            groups, self._groups = self._groups, set()
+            if self._closed:
+                return None
+            for group in groups:  # models die with their broker; what they have started does not
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
+            if not self._lanes:
                 return None
             self._losses += 1
             if self._losses <= LOSSES:

@@ -93,6 +93,12 @@ class Welcome(NamedTuple):
     pid: int
 
 
+class Started(NamedTuple):
+    """A model's process leads this group. Whoever sees the broker die ends what is left of it."""
+
+    group: int
+
+
 class Answers(NamedTuple):
     """The answers to some rows: one packed block of them, in the order of the pieces, for all pieces together."""
 

@@ -32,6 +32,8 @@ from penstock.transport.interpreters import above_standard, start_interpreter
 
 BACKLOG = 256
 
+_children: list[subprocess.Popen[bytes]] = []  # hosts that this process has started
+
 
 def run_folder(run: str) -> str:
     """The folder of one run's hosts. It is made when it is needed."""
@@ -56,6 +58,10 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
             while sock.recv(65536):
                 pass
     shutil.rmtree(folder, ignore_errors=True)
+    for process in list(_children):  # that this process has started: they are gone, or will be soon
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()) if lines else 0)
+            _children.remove(process)
 
 
 @dataclass(frozen=True)
@@ -69,27 +75,27 @@ class Address:
     def socket_path(self) -> str:
         return os.path.join(self.folder, f"{self.name}.sock")
 
-    def reach(self, spec: HostSpec) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-        """A connection to the host; it is started if it is not there, and that process is returned."""
+    def reach(self, spec: HostSpec) -> socket.socket:
+        """A connection to the host; it is started if it is not there."""
         sock = self.connect()
         if sock is not None:
-            return sock, None
+            return sock
         with self._locked():
             sock = self.connect()
             if sock is not None:
-                return sock, None
-            process = self._start(spec)
+                return sock
+            _children.append(self._start(spec))
             sock = self.connect()
             if sock is None:
                 raise EngineError(f"the model host at {self.socket_path} could not be reached after it was started")
-            return sock, process
+            return sock
 
     def connect(self) -> socket.socket | None:
         """A connection to the host, if one is there and it is this user's."""
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(self.socket_path)
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             sock.close()
             return None
         if not same_user(sock):

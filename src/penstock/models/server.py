@@ -25,13 +25,14 @@ from typing import Any, NamedTuple, Protocol
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
 from penstock.models.messages import Bring, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
-from penstock.rows import PredictionResult
+from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, pack, unpack
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import Leases, Segment, Segments
 
 GC_THRESHOLD = 100_000
+MOST_SEGMENTS = 200  # in a message: each has a descriptor
 
 
 class Outcome(NamedTuple):
@@ -80,6 +81,7 @@ class _Server:
         self._concurrent = concurrent
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
         self._entries: dict[int, tuple[Block, Any] | Exception] = {}
+        self._step = ""
         self._segments = Segments()
         self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
 
@@ -87,6 +89,7 @@ class _Server:
         program, _ = self._channel.receive()
         try:
             served: Served = pickle.loads(program)
+            self._step = served.step
             loaded = Loaded(*served.load())
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
@@ -130,7 +133,7 @@ class _Server:
         answers: list[tuple[int, Payload, Any]] = []
         for reader, (buffers, failures) in packed.items():
             payload: Payload
-            if sum(map(length, buffers)) <= INLINE_BYTES // 4:
+            if sum(map(length, buffers)) <= INLINE_BYTES // 4 or len(segments) == MOST_SEGMENTS:
                 payload = b"".join(buffers)
             else:
                 segments.append(self._segments.write(buffers))
@@ -166,7 +169,8 @@ class _Server:
             sizes = [stop - start for _, _, start, stop in pieces]
             return _Job(message.batch, rows, pieces[0][1], message.readers, sizes)
         except Exception as exc:  # a row whose class cannot be imported here, or whose unpickling raises
-            error = NotShippableError(f"rows could not be unpickled in the model's process ({type(exc).__name__}: {exc})")
+            what = f"rows cannot be unpickled in the model's process ({type(exc).__name__}: {safe_str(exc)})"
+            error = NotShippableError(f"step {self._step!r}: {what}")
             error.__cause__ = exc
             return Raised(message.batch, ErrorReport.of(error))
         finally:

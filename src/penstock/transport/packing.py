@@ -6,7 +6,8 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import cloudpickle
@@ -26,7 +27,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
+        if torch is not None and type(obj) is getattr(torch, "Tensor", None) and _is_plain(torch, obj):
             return _tensor_of, (obj.contiguous().numpy(),)
         return super().reducer_override(obj)
 
@@ -69,8 +70,8 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
         return None
     kind, shape, dtype = type(rows[0]), getattr(rows[0], "shape", ()), cast(Any, getattr(rows[0], "dtype", None))
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    tensors = torch is not None and kind is torch.Tensor
-    arrays = numpy is not None and kind is numpy.ndarray and dtype.kind in "biufc"
+    tensors = kind is getattr(torch, "Tensor", None)  # a module may be half imported, by another thread
+    arrays = kind is getattr(numpy, "ndarray", None) and dtype.kind in "biufc"
     if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES:
         return None
     if any(type(row) is not kind or row.shape != shape or row.dtype != dtype for row in rows):
@@ -112,7 +113,17 @@ def unpack(data: memoryview) -> Iterator[Block]:
             buffers.append(data[at : at + size])
             at += size
         at += -at % ALIGNMENT
-        yield _from_ipc(buffers[0]) if kind == _ARROW else pickle.loads(buffers[0], buffers=buffers[1:])
+        yield _from_ipc(buffers[0]) if kind == _ARROW else load_pickle(buffers[0], buffers[1:])
+
+
+_LOADING = threading.RLock()
+
+
+def load_pickle(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
+    """pickle.loads(), by one thread at a time: it imports modules, and two threads that begin at different ends of a circle
+    of imports wait for each other."""
+    with _LOADING:
+        return pickle.loads(data, buffers=buffers)
 
 
 def _to_ipc(table: Any) -> Any:
