@@ -65,7 +65,7 @@ class Segment:
         if self._map is None:
             write_all(self.fd, buffers, 0)
             return
-        if size > self._reserved:  # an error here, not a signal there, when memory runs out
+        if size > self._reserved and sys.platform == "linux":  # an error here, not a signal there, when memory runs out
             os.posix_fallocate(self.fd, self._reserved, size - self._reserved)
             self._reserved = size
         at = 0
