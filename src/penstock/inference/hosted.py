@@ -53,7 +53,7 @@ class ServedModel:
         self._handler = handler
         self._size_buckets = size_buckets
         self._copy: ModelCopy | None = None
-        self._batches = itertools.count()
+        self._batches = 0
 
     def load(self) -> tuple[float, int]:
         self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
@@ -69,7 +69,8 @@ class ServedModel:
             if handling is None
             else self._copy.outcomes(rows_of(batch), args, step, handling)
         )
-        size = self._copy.byte_size(batch) if next(self._batches) % BYTES_SAMPLED_EVERY == 0 else None
+        size = self._copy.byte_size(batch) if self._batches % BYTES_SAMPLED_EVERY == 0 else None
+        self._batches += 1
         return Outcome(*outcomes, self._copy.take_out_of_memory(), size)
 
 
