@@ -197,10 +197,9 @@ class Simulator:
         company = len(process.batches)
         again = "again" in self.states(batch)
         if not again and company and not batch.spans[0].entry.alone:
-            oldest = min(span.entry.arrived for span in batch.spans)
-            due = self.world.max_wait is not None and self.now >= oldest + self.world.max_wait
             full = batch.rows >= batch.aim.rows
-            assert full or (due and company < self.world.concurrent), "a small batch behind one that runs"
+            at_once = 1 if self.world.in_turn else self.world.concurrent
+            assert full or company < at_once, "a small batch behind one that runs"
         elif not again and batch.rows < batch.aim.rows and not batch.spans[0].entry.alone:
             patient = self.now < self.oldest() + self.patience()
             assert not patient or "adds" not in self.lanes.values(), "it left although it might have grown"
@@ -385,7 +384,10 @@ class Simulator:
     def die(self, copy, process):
         del self.processes[copy]
         commands = self.desk.died(copy, "of boredom", self.now)
-        if process.state == "starting" or (process.state == "dying" and not process.innocent):
+        if process.state == "dying" and not process.innocent:
+            assert commands == [GiveUp("of boredom")]
+            raise HostEndedError
+        if process.state == "starting":
             self.failed_loads[copy] += 1
             if self.failed_loads[copy] == desks.LOADS:
                 (command,) = commands
@@ -932,9 +934,7 @@ def test_loading_may_take_so_long():
     assert "30 s that loading may take (load_timeout)" in command.why
     assert host.decide(40.0) == []
     assert host.desk.next_time(40.0) is None
-    assert host.die(0, now=41.0) == []
-    assert host.decide(41.0) == [("start", 0)]
-    assert host.desk.next_time(41.0) == 71.0
+    assert host.die(0, now=41.0, how="too slow") == [GiveUp("too slow")]
 
 
 def test_a_process_that_was_loaded_just_after_it_was_killed_gets_no_rows():
@@ -944,8 +944,7 @@ def test_a_process_that_was_loaded_just_after_it_was_killed_gets_no_rows():
     assert host.decide(30.0) == [("kill", 0)]
     host.desk.loaded(0)
     assert host.decide(30.0) == []
-    assert host.die(now=30.1) == []
-    assert host.again(0, now=30.1) == [(0, "aaaa")]
+    assert host.die(now=30.1, how="too slow") == [GiveUp("too slow")]
 
 
 # Deaths.
@@ -1133,17 +1132,6 @@ def test_a_copy_that_never_loads_is_given_up():
         assert host.die() == []
     assert host.decide() == [("start", 0)]
     assert host.die(how="signal SIGKILL") == [GiveUp("the process that loads the model died 5 times: signal SIGKILL")]
-
-
-def test_a_copy_that_is_late_every_time_is_given_up():
-    host = Host(ready=False, load_timeout=1.0)
-    for now in range(0, 20, 2):
-        assert host.decide(now) == [("start", 0)]
-        assert host.decide(now + 1) == [("kill", 0)]
-        if commands := host.die(now=now + 1, how="too slow"):
-            break
-    assert now == 8
-    assert commands == [GiveUp("the process that loads the model died 5 times: too slow")]
 
 
 def test_deaths_after_loading_do_not_count_as_failed_loads():

@@ -49,6 +49,7 @@ class Failure:
     ) -> Failure:
         """The failure that an error is. The error itself is not kept."""
         message, trace = safe_str(exc)[:MOST_TEXT], user_traceback(exc)[-MOST_TEXT:]
+        model_id = None if model_id is None else str(model_id)  # text, whatever the handler says
         return cls(step, kind, type(exc).__name__, message, trace, attempts, model_id, group)
 
     def as_dict(self) -> dict[str, Any]:

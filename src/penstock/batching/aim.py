@@ -19,8 +19,9 @@ class Aiming:
     searched for. `by_length` tells which of the two a batch is about.
     """
 
-    def __init__(self, limits: BatchLimits, by_length: bool) -> None:
+    def __init__(self, limits: BatchLimits, by_length: bool, most_seconds: float | None = None) -> None:
         self._limits = limits
+        self._most_seconds = most_seconds  # for a batch of a size that is searched for
         self._by_length = by_length
         self._ceiling = Ceiling()
         self._usual_rows = 0.0  # in a batch
@@ -44,6 +45,9 @@ class Aiming:
         self._ceiling.ran()
         self._usual_rows += 0.1 * (rows - self._usual_rows)
         if self._finder is None:
+            return
+        if self._most_seconds is not None and seconds > self._most_seconds:
+            self.out_of_memory(rows, lengths)  # too large as well
             return
         if self._by_length and lengths is not None:
             longest = self._limits.padded_length(max(lengths))

@@ -91,7 +91,7 @@ class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
         self._device = device_name(None if device is None else str(device))
 
     def accelerator(self) -> str | None:
-        return "gpu" if self._device == "cuda" else None
+        return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
 
     def _make_counter(self) -> TokenCounter | None:
         """Load the tokenizer; None where all rows cost the same."""

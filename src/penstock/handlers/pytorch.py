@@ -265,10 +265,11 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         return self._inference_fn(batch, model, usable_device(self._device), inference_args, self.model_id())
 
     def prepares_ahead(self) -> bool:
-        return self._device != "cpu" and self._inference_fn is self._default_inference_fn
+        on_gpu = self._device.startswith("cuda") and torch.cuda.is_available()
+        return on_gpu and self._inference_fn is self._default_inference_fn
 
     def accelerator(self) -> str | None:
-        return "gpu" if self._device == "cuda" else None
+        return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
 
     def model_id(self) -> str:
         return self._source.path

@@ -176,8 +176,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return self._model_copies
 
     def accelerator(self) -> str | None:
-        """What the model runs on: "gpu" if any of the machine's will do; None: the CPU, or a device that load_model()
-        chooses by itself."""
+        """What the model runs on: "gpu" if any of the machine's will do, the name of a device such as "cuda:1"; None: the
+        CPU, or what load_model() chooses by itself."""
         return None
 
     # What users call.

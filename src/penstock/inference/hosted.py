@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +42,12 @@ def wishes_of(transform: RunInference[Any, Any]) -> Wishes:
         timeout=None if handling is None else handling.timeout,
         isolated=handling is not None and handling.use_subprocess,
         accelerator=handler.accelerator(),
+        gpus=_gpus_in(handler._env_vars.get("CUDA_VISIBLE_DEVICES")),
     )
+
+
+def _gpus_in(variable: str | None) -> tuple[str, ...] | None:
+    return None if variable is None else tuple(name.strip() for name in variable.split(",") if name.strip())
 
 
 class ServedModel:
@@ -56,14 +61,16 @@ class ServedModel:
         self._batches = 0
 
     def load(self) -> tuple[float, int]:
+        self._handler._env_vars = {}  # they are set already, and a device may have been chosen since
         self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
         loaded = self._copy.load()
         assert loaded is not None
         return loaded.seconds, loaded.bytes
 
-    def run(self, batch: Block, how: Any) -> Outcome:
+    def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
         args, step, handling = how
         assert self._copy is not None
+        self._copy.announce(calling)
         outcomes = (
             Outcomes(self._copy.answers(batch, args, step), {})
             if handling is None
@@ -276,10 +283,10 @@ class HostedLane:
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
     def wait(self, ticket: Ticket) -> Block:
-        number = self._open.pop(id(ticket), 0)
         if not ticket.settled:
             with self.caller.paused(self):
-                self._session.wait(self._number, ticket, number, self.caller)
+                self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
+        self._open.pop(id(ticket), None)
         return answers_of(ticket, self._session.handler.model_id(), self.step)
 
     def pause(self) -> None:

@@ -34,7 +34,7 @@ class ModelCopy:
         self.step = step
         self.handler = handler
         self._size_buckets = size_buckets
-        self._out_of_memory = threading.local()
+        self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
         self._loading = threading.Lock()
         self._loaded: LoadedModel | None = None
 
@@ -88,8 +88,8 @@ class ModelCopy:
 
     def take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
-        rows: int | None = getattr(self._out_of_memory, "rows", None)
-        self._out_of_memory.rows = None
+        rows: int | None = getattr(self._own, "rows", None)
+        self._own.rows = None
         return rows
 
     def _tried(self, batch: Block, args: Any, handling: Handling | None) -> tuple[Any, BaseException | None]:
@@ -108,7 +108,7 @@ class ModelCopy:
             raise exc
         if self._is_out_of_memory(exc):
             if rows > 1:
-                self._out_of_memory.rows = rows
+                self._own.rows = rows
             self.handler.after_out_of_memory()
         return exc
 
@@ -169,8 +169,14 @@ class ModelCopy:
         except Exception:  # an error whose message cannot be read
             return False
 
+    def announce(self, calling: Callable[[], None]) -> None:
+        """From now on, tell this before each call that this thread makes."""
+        self._own.calling = calling
+
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
+        if (calling := getattr(self._own, "calling", None)) is not None:
+            calling()
         expected = row_count(batch)
         batch = self._filled(batch)
         given = row_count(batch)

@@ -67,11 +67,14 @@ class Sessions:
         self.metrics = metrics
         self.around = around or Surroundings()
         self._open: dict[str, InferenceSession | HostedSession] = {}
+        self._closed = False
 
     def open(self, step: str, transform: RunInference[Any, Any]) -> InferenceSession | HostedSession:
         """The session of a step, or of all steps that share its model: here, or in a host."""
         key = f"model {transform.model_identifier}" if transform.model_identifier else f"step {step}"
         with self.changed:
+            if self._closed:
+                raise EngineError(f"step {step!r}: the run has ended")
             if key not in self._open:
                 place = choose_place(wishes_of(transform), self.around)
                 if place.hosted:
@@ -90,6 +93,7 @@ class Sessions:
     def close(self, *, wait: bool = True) -> None:
         """End the sessions' threads. Models go with the process, or when nothing refers to them."""
         with self.changed:
+            self._closed = True
             sessions = list(self._open.values())
             self._open.clear()
         for session in sessions:

@@ -51,6 +51,7 @@ class Ticket:
         if not self.settled:
             self.missing = row_count(self.block)
             self.pieces = []
+            self.failures = {}
 
 
 class Caller:

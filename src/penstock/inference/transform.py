@@ -25,8 +25,8 @@ FAILED_INFERENCES = "failed_inferences"  # the output of a step
 class RunInference(PTransform[PCollection[T], PCollection[U]]):
     """One answer for each row, in order, from the model that the handler describes.
 
-    Every worker process holds one copy of the model, shared by its threads; rows are batched in front of it, from all
-    threads together. Steps with the same `model_identifier` share one model.
+    The model lives where the handler's settings say: by default one copy in each worker process. Rows are batched in front
+    of it, from all callers together. Steps with the same `model_identifier` share one model.
     """
 
     handling: Handling | None = None
@@ -69,8 +69,9 @@ class RunInference(PTransform[PCollection[T], PCollection[U]]):
     ) -> PTransform[PCollection[T], tuple[PCollection[U], InferenceFailures]]:
         """This step for rows that may fail: it gives `(good, failures)`, the answers and the rows that have none.
 
-        Errors of `exc_class` cost their row and not the run; others end it as before. Not enforced yet, while models live in
-        the process that calls them: `timeout`, seconds for one run_inference() call, and `use_subprocess`.
+        Errors of `exc_class` cost their row and not the run; others end it as before. With `timeout`, seconds for one
+        run_inference() call, or `use_subprocess` the model has a process of its own, whose hangs and crashes cost a row too,
+        whatever `exc_class` says.
         """
         if threshold != 1.0:
             raise UsageError(
@@ -148,6 +149,15 @@ def check_shared_models(steps: Mapping[str, RunInference[Any, Any]]) -> None:
                 f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
                 "differ; give both the same handler, or each an identifier of its own"
             )
+        if _guards(steps[other]) != _guards(step):
+            raise UsageError(
+                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not their timeout= and "
+                "use_subprocess= in with_exception_handling(); give both the same, or each a model of its own"
+            )
+
+
+def _guards(step: RunInference[Any, Any]) -> tuple[float | None, bool]:
+    return (None, False) if step.handling is None else (step.handling.timeout, step.handling.use_subprocess)
 
 
 def _same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:

@@ -16,7 +16,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +39,8 @@ from penstock.models.messages import (
     Answers,
     Bring,
     Broken,
+    Calling,
+    Ended,
     Freed,
     Goes,
     HostSpec,
@@ -62,7 +63,7 @@ from penstock.models.messages import (
 )
 from penstock.models.rendezvous import Address, same_user
 from penstock.transport.channel import Frames, frame, read_all
-from penstock.transport.interpreters import above_standard, describe_exit, start_interpreter
+from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -91,7 +92,6 @@ class Held:
         self.payload = payload
         self.fd = fds[payload.at] if isinstance(payload, SegmentRef) else None
         self.how = how
-        self.readers: set[Model] = set()  # that may refer to it
 
     def __del__(self) -> None:
         if self.fd is not None:
@@ -162,17 +162,18 @@ class Model:
     def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector) -> None:
         self.copy = copy
         self.sent: set[int] = set()  # parcels whose rows it has
+        self.ended = 0.0  # when its last batch did
         self.killed_because: str | None = None
         self._selector = selector
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
         ours, theirs = map(above_standard, socket.socketpair())
         with theirs:
-            arguments = [theirs.fileno(), spec.concurrent]
+            arguments = [theirs.fileno(), spec.concurrent, "untimed" if spec.timeout is None else "timed"]
             self.process: subprocess.Popen[bytes] = start_interpreter(
                 "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
             )
         self.line = Line(ours, selector, self)
-        self.pidfd = os.pidfd_open(self.process.pid) if sys.platform == "linux" else None
+        self.pidfd = open_pidfd(self.process.pid)
         if self.pidfd is not None:
             selector.register(self.pidfd, selectors.EVENT_READ, self)
         self.line.send(spec.program)
@@ -192,7 +193,8 @@ class Model:
             self.process.wait(0.5 if self.killed_because is None else 0)
         code = self.process.poll()
         self.kill(self.killed_because)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for that
+            self.process.wait(2)
         return self.killed_because or describe_exit(code)
 
 
@@ -206,11 +208,10 @@ class Broker:
         self._clients: dict[int, Client] = {}
         self._models: dict[int, Model] = {}
         self._owners: dict[str, Client | Model] = {}  # of segments
-        self._lent: dict[tuple[str, int], Held] = {}  # the clients' segments that models may refer to
+        self._lent: dict[tuple[str, int], set[Model]] = {}  # the clients' segments, and who may refer to them
         self._numbers = 0
         self._reports: list[Report] = []  # that no client was told of
         self._noted = 0.0
-        self._ended = 0.0  # when the last batch of a device did
         self._over = False
 
     def serve(self) -> None:
@@ -297,6 +298,8 @@ class Broker:
             return
         del self._models[owner.copy]
         how = owner.bury()
+        for client in self._clients.values():
+            client.line.send(Ended(owner.process.pid))
         for segment, number in list(self._lent):
             self._returned(owner, segment, [number])
         for command in self._desk.died(owner.copy, how, now):
@@ -349,6 +352,8 @@ class Broker:
                 self._refuse_all(message.error)
             elif isinstance(message, Ran):
                 self._ran(model, message, fds)
+            elif isinstance(message, Calling):
+                self._desk.calls(model.copy, message.batch, time.monotonic())
             elif isinstance(message, Freed):
                 self._returned(model, message.owner, message.numbers)
             elif isinstance(message, Raised):
@@ -368,7 +373,7 @@ class Broker:
             return
         seconds = message.seconds
         if self._spec.in_turn:  # without the time of the batch before
-            seconds, self._ended = min(seconds, now - self._ended), now
+            seconds, model.ended = min(seconds, now - model.ended), now
         if message.calls == 1 or message.out_of_memory is not None:
             self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
         self._report(batch, message)
@@ -386,10 +391,10 @@ class Broker:
     def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
         """A model refers to these segments no more. Their owner is told when no model does."""
         for number in numbers:
-            held = self._lent.get((owner, number))
-            if held is not None:
-                held.readers.discard(model)
-                if not held.readers:
+            readers = self._lent.get((owner, number))
+            if readers is not None:
+                readers.discard(model)
+                if not readers:
                     del self._lent[owner, number]
                     if (client := self._owners.get(owner)) is not None:
                         client.line.send(Freed(owner, [number]))
@@ -431,8 +436,7 @@ class Broker:
                     if len(fds) == MOST_FDS:
                         model.line.send(Bring(new), fds)
                         new, fds = [], []
-                    held.readers.add(model)
-                    self._lent[payload.owner, payload.number] = held
+                    self._lent.setdefault((payload.owner, payload.number), set()).add(model)
                     payload = payload._replace(at=len(fds))
                     fds.append(held.fd)
                 new.append((parcel.number, payload, held.how))

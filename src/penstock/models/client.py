@@ -14,10 +14,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from penstock.errors import EngineError, NotShippableError, PenstockError
+from penstock.errors import EngineError, ModelCrashError, NotShippableError, PenstockError
 from penstock.models.messages import (
     Answers,
     Broken,
+    Ended,
     Freed,
     Goes,
     HostSpec,
@@ -88,6 +89,8 @@ class HostClient:
             segment = self._segments.write(buffers)
             message = message._replace(payload=self._segments.ref(segment, 0))
         with self._lock:
+            if self._closed:
+                raise EngineError(f"step {self._spec.name!r}: the run has ended")
             self._in_flight[message.ticket] = message, segment
             if self._channel is None:
                 self._connect()
@@ -157,27 +160,26 @@ class HostClient:
                 self._segments.done(segment)
 
     def _listen(self, channel: Channel) -> None:
-        while True:
-            try:
-                message, fds = channel.receive()
-            except (EOFError, OSError):
-                found = self._reconnected()
-                if found is None:
-                    return
-                channel = found
-                continue
-            try:
-                over = self._hear(message, fds)
-            except BaseException as exc:
-                error = EngineError(f"step {self._spec.name!r}: {type(exc).__name__}: {safe_str(exc)}")
-                error.__cause__ = exc
-                self._fail(error)
-                return
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            if over:
-                return
+        try:
+            over = False
+            while not over:
+                try:
+                    message, fds = channel.receive()
+                except (EOFError, OSError):
+                    found = self._reconnected()
+                    if found is None:
+                        return
+                    channel = found
+                    continue
+                try:
+                    over = self._hear(message, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+        except BaseException as exc:  # callers wait for this thread
+            error = EngineError(f"step {self._spec.name!r}: {type(exc).__name__}: {safe_str(exc)}")
+            error.__cause__ = exc
+            self._fail(error)
 
     def _hear(self, message: Any, fds: list[int]) -> bool:
         """Pass a message on. True: the host has ended for good, until somebody submits rows again."""
@@ -195,6 +197,8 @@ class HostClient:
             self._listener.answered(message, answers)
         elif isinstance(message, Started):
             self._groups.add(message.group)
+        elif isinstance(message, Ended):
+            self._groups.discard(message.group)
         elif isinstance(message, Broken):
             self._losses = 0
             self._listener.broken(message)
@@ -226,12 +230,17 @@ class HostClient:
             if not self._lanes:
                 return None
             self._losses += 1
-            if self._losses <= LOSSES:
+            if self._in_flight and not self._spec.retry_safe:
+                error: PenstockError = ModelCrashError(
+                    f"step {self._spec.name!r}: its model host died with {len(self._in_flight)} blocks of rows in flight; "
+                    "they may have been called, and its handler says that they must not be called again (retry_safe)"
+                )
+            elif self._losses <= LOSSES:
                 self._listener.again(list(self._in_flight))
                 try:
                     self._connect()
                 except (PenstockError, OSError) as exc:
-                    error: PenstockError = EngineError(f"step {self._spec.name!r}: its model host cannot be reached: {exc}")
+                    error = EngineError(f"step {self._spec.name!r}: its model host cannot be reached: {exc}")
                     error.__cause__ = exc
                 else:
                     return self._channel
@@ -249,6 +258,7 @@ class HostClient:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+            self._groups.clear()
             tickets = list(self._in_flight)
             self._forget(tickets)
         self._listener.refused(tickets, error)

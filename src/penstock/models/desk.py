@@ -137,7 +137,8 @@ class Desk:
     def __init__(self, spec: HostSpec, now: float) -> None:
         self._spec = spec
         self._batcher: Batcher[Parcel] = Batcher(spec.limits)
-        self._copies = [_Copy(Aiming(spec.limits, spec.by_length)) for _ in range(spec.copies)]
+        most = None if spec.timeout is None else spec.timeout / 4
+        self._copies = [_Copy(Aiming(spec.limits, spec.by_length, most)) for _ in range(spec.copies)]
         self._clients: set[int] = set()
         self._lanes: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], int | None] = {}  # lanes that add nothing until this parcel is answered
@@ -205,6 +206,12 @@ class Desk:
             self._copies[copy].state = "ready"
             self._copies[copy].failed_loads = 0
 
+    def calls(self, copy: int, number: int, now: float) -> None:
+        """The model is called: for the first time with this batch, or with a part of it after it raised."""
+        for batch in self._copies[copy].batches:
+            if batch.number == number and batch.started is not None:
+                batch.started = now
+
     def ended(self, copy: int, number: int, now: float) -> Batch | None:
         """A batch is answered, or raised an error of its own: either way it is over."""
         batches = self._copies[copy].batches
@@ -229,7 +236,9 @@ class Desk:
         """Its process is gone. What it held runs again, alone; but not for ever."""
         state, self._copies[copy].state = self._copies[copy].state, "absent"
         batches, self._copies[copy].batches = self._copies[copy].batches, []
-        if state in ("starting", "late"):
+        if state == "late":
+            return [GiveUp(how)]
+        if state == "starting":
             self._copies[copy].failed_loads += 1
             if self._copies[copy].failed_loads >= LOADS:
                 return [GiveUp(f"the process that loads the model died {LOADS} times: {how}")]
@@ -340,18 +349,22 @@ class Desk:
                 times.append(copy.since + self._spec.load_timeout)
             if self._spec.timeout is not None:
                 times += [batch.started + self._spec.timeout for batch in copy.batches if batch.started is not None]
-        if self._batcher.waiting and any(copy.state == "ready" and not copy.batches for copy in self._copies):
+        if self._batcher.waiting and not self._again and any(self._has_place(copy) for copy in self._copies):
             times.append(self._lingers_until())
-        elif not self._again and any(self._has_place(copy) for copy in self._copies):
-            times += [] if (deadline := self._batcher.deadline()) is None else [deadline]
         return min(times, default=None)
 
     def _is_wanted(self, batch: Batch) -> bool:
         return any(span.entry.item.number in self._left for span in batch.spans)
 
     def _has_place(self, copy: _Copy) -> bool:
-        room = copy.state == "ready" and len(copy.batches) < self._spec.concurrent
-        return room and not any(batch.suspect for batch in copy.batches)
+        """Whether a batch would run at once. Where batches take turns, it would only if there is none."""
+        room = len(copy.batches) < self._at_once
+        return room and copy.state == "ready" and not any(batch.suspect for batch in copy.batches)
+
+    @property
+    def _at_once(self) -> int:
+        """How many batches of a copy run at the same time: where they take turns, one."""
+        return 1 if self._spec.in_turn else self._spec.concurrent
 
     def explain(self) -> str | None:
         return self._copies[0].aiming.explain()
@@ -395,7 +408,7 @@ class Desk:
                     yield RunBatch(number, batch)
 
     def _next(self, copy: _Copy, now: float) -> Batch | None:
-        ahead = len(copy.batches) >= self._spec.concurrent
+        ahead = len(copy.batches) >= self._at_once
         if any(batch.suspect for batch in copy.batches):
             return None
         if self._again:
@@ -403,8 +416,11 @@ class Desk:
                 return None
             return self._again.popleft()
         self._batcher.aim = copy.aiming.aim()
-        idle = not copy.batches
-        flush = idle and bool(self._batcher.waiting) and (self._nobody_can_add() or now >= self._lingers_until())
+        flush = (
+            self._has_place(copy)
+            and bool(self._batcher.waiting)
+            and (self._nobody_can_add() or now >= self._lingers_until())
+        )
         spans = self._batcher.take(-math.inf if ahead else now, flush=flush)
         if spans is None:
             return None
@@ -426,7 +442,7 @@ class Desk:
         """The first batches of a copy run. Where they take turns, the second is not at it before the first is over."""
         if copy.state != "ready":
             return  # what a killed process still holds runs no more
-        for batch in copy.batches[: 1 if self._spec.in_turn else self._spec.concurrent]:
+        for batch in copy.batches[: self._at_once]:
             if batch.started is None:
                 batch.started = now
 

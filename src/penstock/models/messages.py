@@ -99,6 +99,12 @@ class Started(NamedTuple):
     group: int
 
 
+class Ended(NamedTuple):
+    """That process is gone, and its group with it."""
+
+    group: int
+
+
 class Answers(NamedTuple):
     """The answers to some rows: one packed block of them, in the order of the pieces, for all pieces together."""
 
@@ -156,6 +162,12 @@ class Loaded(NamedTuple):
 
 class LoadFailed(NamedTuple):
     error: ErrorReport
+
+
+class Calling(NamedTuple):
+    """The model is about to be called for this batch, or once more for a part of it: its time begins."""
+
+    batch: int
 
 
 class Ran(NamedTuple):

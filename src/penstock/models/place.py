@@ -17,6 +17,7 @@ class Surroundings:
     element_timeout: float | None = None
     load_timeout: float = LOAD_TIMEOUT
     gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
+    in_process: bool = False  # the run stays in the user's process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class Wishes:
     copies: int | None = None
     timeout: float | None = None
     isolated: bool = False
-    accelerator: str | None = None  # "gpu": any of them
+    accelerator: str | None = None  # "gpu": any of them; or one by its name
+    gpus: tuple[str, ...] | None = None  # that it may use, if the user says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +52,14 @@ class Place:
 def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     """The user's own word goes first."""
     timeout = wishes.timeout or around.element_timeout
-    devices = around.gpus if wishes.accelerator == "gpu" and around.workers > 1 else ()
+    gpus = around.gpus if wishes.gpus is None else wishes.gpus
+    devices = gpus if wishes.accelerator == "gpu" else ()
+    processes = around.workers > 1 or (not around.in_process and len(devices) > 1)
     reasons: list[tuple[bool, str, int]] = [
         (wishes.copies is not None, f"model_copies={wishes.copies}", wishes.copies or 1),
         (wishes.shared, "large_model", max(1, len(devices))),
-        (bool(devices), "one for each GPU", len(devices)),
+        (bool(devices) and processes, "one for each GPU", len(devices)),
+        (bool(wishes.accelerator) and wishes.accelerator != "gpu" and processes, f"one for {wishes.accelerator}", 1),
         (timeout is not None, f"timeout of {timeout} s: only a process can be killed", around.workers),
         (wishes.isolated, "use_subprocess", around.workers),
     ]

@@ -32,13 +32,24 @@ from penstock.transport.interpreters import above_standard, start_interpreter
 
 BACKLOG = 256
 
-_children: list[subprocess.Popen[bytes]] = []  # hosts that this process has started
+_children: dict[str, list[subprocess.Popen[bytes]]] = {}  # hosts that this process has started, by folder
 
 
 def run_folder(run: str) -> str:
     """The folder of one run's hosts. It is made when it is needed."""
     base = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())  # short: sockets need short names
     return str(base / f"penstock-{os.geteuid()}" / run)
+
+
+def own_run_folder(run: str) -> str:
+    """The same for a run whose processes are all told of it: elsewhere, if somebody else has taken the usual place."""
+    usual = run_folder(run)
+    try:
+        make_private(usual)
+        os.rmdir(usual)
+    except (EngineError, OSError):
+        return os.path.join(tempfile.mkdtemp(prefix="penstock-"), run)
+    return usual
 
 
 def end_hosts(folder: str, patience: float = 5.0) -> None:
@@ -58,10 +69,9 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
             while sock.recv(65536):
                 pass
     shutil.rmtree(folder, ignore_errors=True)
-    for process in list(_children):  # that this process has started: they are gone, or will be soon
+    for process in _children.pop(folder, []):  # that this process has started: they are gone, or will be soon
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()) if lines else 0)
-            _children.remove(process)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,9 @@ class Address:
             sock = self.connect()
             if sock is not None:
                 return sock
-            _children.append(self._start(spec))
+            children = _children.setdefault(self.folder, [])
+            children[:] = [child for child in children if child.poll() is None]
+            children.append(self._start(spec))
             sock = self.connect()
             if sock is None:
                 raise EngineError(f"the model host at {self.socket_path} could not be reached after it was started")

@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
-from penstock.models.messages import Bring, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.models.messages import Bring, Calling, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, pack, unpack
@@ -51,7 +51,8 @@ class Served(Protocol):
     def load(self) -> tuple[float, int]:
         """Load the model: the seconds and the bytes that it took."""
 
-    def run(self, batch: Block, how: Any) -> Outcome: ...
+    def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
+        """The answers to a batch; calling() before each call of the model."""
 
     step: str
 
@@ -64,19 +65,22 @@ class _Job(NamedTuple):
     sizes: list[int]  # rows of each piece
 
 
-def main(descriptor: str, concurrent: str) -> None:
-    """The entry of a fresh interpreter: the socket's descriptor, and how many batches run at once."""
+def main(descriptor: str, concurrent: str, timed: str) -> None:
+    """The entry of a fresh interpreter: the socket's descriptor, how many batches run at once, whether calls are timed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the broker ignores them, and what a process ignores its children do
+        signal.signal(number, signal.SIG_DFL)
     _die_with_parent()
     if sys.stderr is not None:
         faulthandler.enable()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    _Server(Channel(socket.socket(fileno=int(descriptor)), plain=True), int(concurrent)).serve()
+    _Server(Channel(socket.socket(fileno=int(descriptor)), plain=True), int(concurrent), timed == "timed").serve()
 
 
 class _Server:
-    def __init__(self, channel: Channel, concurrent: int) -> None:
+    def __init__(self, channel: Channel, concurrent: int, timed: bool) -> None:
         self._channel = channel
+        self._timed = timed
         self._sending = threading.Lock()
         self._concurrent = concurrent
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
@@ -122,7 +126,7 @@ class _Server:
     def _run(self, served: Served, job: _Job) -> None:
         started = time.perf_counter()
         try:
-            outcome = served.run(job.rows, job.how)
+            outcome = served.run(job.rows, job.how, lambda: self._send(Calling(job.batch)) if self._timed else None)
             seconds = time.perf_counter() - started
             outcome, wrapped = _unwrapped(outcome, job.rows)
             packed = _packed_by_reader(outcome, job, served.step)
@@ -205,8 +209,10 @@ def _unwrapped(outcome: Outcome, rows: Block) -> tuple[Outcome, tuple[str | None
     if outcome.failures or not isinstance(rows, list) or type(answers[0]) is not PredictionResult:
         return outcome, None
     model_id = answers[0].model_id
+    if not (model_id is None or type(model_id) is str):
+        return outcome, None
     for answer, row in zip(answers, rows, strict=True):
-        if type(answer) is not PredictionResult or answer.example is not row or answer.model_id is not model_id:
+        if type(answer) is not PredictionResult or answer.example is not row or answer.model_id != model_id:
             return outcome, None
     return outcome._replace(answers=[answer.inference for answer in answers]), (model_id,)
 

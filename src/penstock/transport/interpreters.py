@@ -49,6 +49,14 @@ def start_interpreter(
     )
 
 
+def open_pidfd(pid: int) -> int | None:
+    """What becomes readable when this child ends; None where the system has no such thing."""
+    try:
+        return os.pidfd_open(pid) if sys.platform == "linux" else None
+    except OSError:
+        return None
+
+
 def thread_variables(cores: int) -> dict[str, str]:
     """What tells frameworks how many threads they may use, unless the user has told them. A process that got its share from
     us hands on another one to those that it starts."""

@@ -28,19 +28,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is getattr(torch, "Tensor", None) and _is_plain(torch, obj):
+            if obj.dtype is torch.bfloat16:  # NumPy has no such type
+                return _tensor_of, (obj.contiguous().view(torch.int16).numpy(), True)
             return _tensor_of, (obj.contiguous().numpy(),)
         return super().reducer_override(obj)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
     strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.dtype is torch.bfloat16)
+    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
-def _tensor_of(array: Any) -> Any:
+def _tensor_of(array: Any, bfloat16: bool = False) -> Any:
     import torch
 
-    return torch.from_numpy(array)
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if bfloat16 else tensor
 
 
 def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -72,7 +75,7 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     tensors = kind is getattr(torch, "Tensor", None)  # a module may be half imported, by another thread
     arrays = kind is getattr(numpy, "ndarray", None) and dtype.kind in "biufc"
-    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES:
+    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES or str(dtype) == "torch.bfloat16":
         return None
     if any(type(row) is not kind or row.shape != shape or row.dtype != dtype for row in rows):
         return None

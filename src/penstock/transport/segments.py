@@ -154,6 +154,8 @@ class Segments:
             if fitting:
                 segment = min(fitting, key=lambda each: each.capacity)
                 self._free.remove(segment)
+                self._numbers += 1
+                segment.number = self._numbers  # a new one for each use: a late report is about an earlier one
                 self._used[segment.number] = segment
                 segment.mine = segment.theirs = True
                 return segment

@@ -134,7 +134,7 @@ class _Run:
             raise error
 
     def _work(self) -> Tally:
-        around = surroundings(self.options, Machine.here(), run=self.id)
+        around = surroundings(self.options, Machine.here(), run=self.id, in_process=self.pools.in_process)
         folders = [folder for sink in self.sinks.values() for folder in sink.aside(self.id)]
         try:
             if self.pools.in_process and (not folders or self.pools.small):

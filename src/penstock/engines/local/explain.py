@@ -22,7 +22,11 @@ def explain(plan: Plan, pools: Pools, around: Surroundings) -> str:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
         for root in stage.roots:
             lines += _tree(
-                plan, root, 1, pools.in_process, replace(around, workers=pools.of_stage(stage.index).size.workers)
+                plan,
+                root,
+                1,
+                pools.in_process,
+                replace(around, workers=pools.of_stage(stage.index).size.workers, in_process=pools.in_process),
             )
     return "\n".join(lines)
 

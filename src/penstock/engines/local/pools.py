@@ -13,7 +13,7 @@ from penstock.inference.hosted import wishes_of
 from penstock.inference.transform import RunInference
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings, choose_place
-from penstock.models.rendezvous import run_folder
+from penstock.models.rendezvous import own_run_folder
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ResourceHints
 
@@ -79,15 +79,18 @@ class Pools:
         return sum(pool.size.workers * pool.size.slots for pool in self.pools)
 
 
-def surroundings(options: RunOptions, machine: Machine, workers: int = 1, run: str | None = None) -> Surroundings:
+def surroundings(
+    options: RunOptions, machine: Machine, workers: int = 1, run: str | None = None, in_process: bool = False
+) -> Surroundings:
     """What a process of this run knows about it."""
     return Surroundings(
-        folder=run_folder(run) if run else "",
+        folder=own_run_folder(run) if run else "",
         workers=workers,
         cores=machine.cores,
         element_timeout=options.element_timeout,
         load_timeout=options.load_timeout,
         gpus=visible_gpus(),
+        in_process=in_process,
     )
 
 

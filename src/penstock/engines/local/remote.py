@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import selectors
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from penstock.engines.local.processes import Guardian, WorkerProcess
 from penstock.engines.local.protocol import Died, Done, Install, Stop, Work
 from penstock.models.place import Surroundings
 from penstock.transport.channel import Channel
+from penstock.transport.interpreters import open_pidfd
 
 GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
 TEARDOWN = 30.0  # seconds for all workers to tear down their steps
@@ -51,7 +51,7 @@ class ProcessWorkers:
         around = replace(self._around, workers=chosen.size.workers)
         process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
         self._guardian.started(process.pid)
-        pidfd = os.pidfd_open(process.pid) if sys.platform == "linux" else None
+        pidfd = open_pidfd(process.pid)
         self._members[worker] = _Member(process, pidfd)
         self._selector.register(process.channel, selectors.EVENT_READ, worker)
         if pidfd is not None:
