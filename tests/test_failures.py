@@ -437,7 +437,10 @@ def test_names_hints_and_settings():
         ({"timeout": float("nan")}, "timeout=nan: expected seconds"),
         ({"timeout": True}, "timeout=True: expected seconds"),
         ({"use_subprocess": 1}, "use_subprocess=1: expected True or False"),
-        ({"threshold": 0.1}, r"threshold=0.1: .* not available yet"),
+        ({"threshold": 1.5}, "threshold=1.5: expected the share of rows that may fail, from 0 to 1"),
+        ({"threshold": -0.1}, "threshold=-0.1: expected"),
+        ({"threshold": True}, "threshold=True: expected"),
+        ({"threshold": float("nan")}, "threshold=nan: expected"),
         ({"exc_class": "ValueError"}, "exc_class='ValueError': expected a class of errors"),
         ({"exc_class": BaseException}, "exc_class=.*: each must be an Exception|Ctrl-C"),
         ({"exc_class": KeyboardInterrupt}, "Ctrl-C"),
@@ -580,7 +583,7 @@ def test_a_handler_that_is_not_safe_to_call_again_is_called_once():
         assert len(handler.batches) == 1
         assert {failure.group for failure in got.failures.values()} == {8}
         with pytest.raises(StepError, match="raised for a batch of 8 rows, which are not safe to call again"):
-            copy_of(handler).answers(list(range(8)), None, "Ask")
+            copy_of(handler).outcomes(list(range(8)), None, "Ask")
         assert len(handler.batches) == 2
 
 

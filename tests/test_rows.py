@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import traceback
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from penstock.blocks import Pacer, byte_size, fitting_rows, is_table, join, row_
 from penstock.errors import StepError
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.observe.progress import Progress, StageProgress, render
-from penstock.rows import map_rows, original_traceback, row_error, safe_str, shorten
+from penstock.rows import map_rows, original_traceback, row_error, safe_str, shorten, user_traceback
 
 # One function over many rows.
 
@@ -96,6 +97,22 @@ def test_safe_str():
     assert safe_str(ValueError("what")) == "what"
     assert safe_str(MuteError()) == "(its message cannot be shown)"
     assert "(its message cannot be shown)" in str(row_error("step", Mute(), MuteError()))
+
+
+@pytest.mark.parametrize("error", [ValueError("a\nb"), NameError("n"), ExceptionGroup("g", [KeyError(1)]), SystemExit(3)])
+def test_a_traceback_is_told_as_python_tells_it_each_time(error):
+    def fail(number):
+        if number:
+            fail(number - 1)
+        raise error
+
+    for depth in (0, 2, 2, 0):
+        with pytest.raises(type(error)) as caught:
+            fail(depth)
+        error.add_note(f"depth {depth}")
+        expected = "".join(traceback.format_exception(caught.value)).rstrip()
+        assert user_traceback(caught.value) == expected
+        error.__traceback__ = None
 
 
 def test_the_original_traceback_starts_at_the_users_code():

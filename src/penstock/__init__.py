@@ -30,6 +30,7 @@ from penstock.pipeline.transforms import (
     Reshuffle,
     TaggedOutput,
 )
+from penstock.retry import Retry
 from penstock.rows import PredictionResult
 from penstock.version import __version__
 
@@ -64,6 +65,7 @@ __all__ = [
     "ReadFromParquet",
     "ReadFromText",
     "Reshuffle",
+    "Retry",
     "RowError",
     "RunInference",
     "RunOptions",

@@ -16,6 +16,7 @@ PenstockError
    |- ModelLoadError        load_model() raised
    |- TransientError        reading or writing failed in a way that may pass; it is tried again
    |- WorkerDiedError       a worker process died, repeatedly, with the same work
+   |- TooManyFailuresError  a larger share of a step's rows failed than its threshold allows
    '- AccountingError       rows were lost or doubled: a defect of Penstock
 """
 
@@ -91,6 +92,10 @@ class TransientError(EngineError):
 
 class WorkerDiedError(EngineError):
     """A worker process died again and again with the same piece of work."""
+
+
+class TooManyFailuresError(EngineError):
+    """More of a step's rows failed than its `threshold` allows. Says how many, of how many, and the commonest errors."""
 
 
 class AccountingError(EngineError):

@@ -59,16 +59,20 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handling:
-    """Which errors cost a row instead of the run, and how a call of the model is guarded."""
+    """Which errors cost a row instead of the run, how many may, and how a call of the model is guarded."""
 
     exc_class: ErrorClass = Exception
     use_subprocess: bool = False
+    threshold: float = 1.0  # the share of rows above which the run stops
     timeout: float | None = None  # seconds, for one run_inference() call
 
     def __post_init__(self) -> None:
         _check_error_class(self.exc_class)
         if not isinstance(self.use_subprocess, bool):
             raise UsageError(f"use_subprocess={self.use_subprocess!r}: expected True or False")
+        share = self.threshold
+        if not isinstance(share, numbers.Real) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise UsageError(f"threshold={share!r}: expected the share of rows that may fail, from 0 to 1")
         seconds = self.timeout
         if seconds is not None and (not isinstance(seconds, numbers.Real) or isinstance(seconds, bool) or not seconds > 0):
             raise UsageError(f"timeout={seconds!r}: expected seconds, more than 0, or None for no limit")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numbers
 import traceback
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import StepError
 
+Items = TypeVar("Items", bound=Sequence[Any])
+
+MOST_TOLD = 256  # places that errors came from, whose text is kept
 CAUGHT = (Exception, SystemExit)  # what the user's code may raise for a row; Ctrl-C goes through
 
 
@@ -39,6 +43,11 @@ def map_rows(
         if forgive is None or not forgive(len(done), error):
             raise row_error(step, rows[len(done)], error) from error
         done.append(None)
+
+
+def without(items: Items, failed: Collection[int]) -> Items | list[Any]:
+    """Items but for those at these positions; if all stay, themselves."""
+    return [item for at, item in enumerate(items) if at not in failed] if failed else items
 
 
 def weigh_rows(function: Callable[[Any], Any], rows: list[Any], step: str) -> list[int]:
@@ -73,9 +82,14 @@ def measured(measure: Callable[[list[Any]], Any], rows: list[Any], step: str) ->
     return lengths
 
 
-def row_error(step: str, row: Any, exc: BaseException) -> StepError:
+def row_error(step: str, row: Any, exc: BaseException, attempts: int = 1) -> StepError:
     """The error of one row in one step, to be raised `from exc`."""
-    return StepError(f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}\n  row: {shorten(row)}")
+    return StepError(f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}{after(attempts)}\n  row: {shorten(row)}")
+
+
+def after(attempts: int) -> str:
+    """For the message of an error that did not pass."""
+    return f" (after {attempts} attempts)" if attempts > 1 else ""
 
 
 def shorten(row: Any, limit: int = 200) -> str:
@@ -97,10 +111,40 @@ def user_traceback(exc: BaseException) -> str:
     frames = exc.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
         frames = frames.tb_next
+    frames = frames or exc.__traceback__
     try:
-        return "".join(traceback.format_exception(type(exc), exc, frames or exc.__traceback__)).rstrip()
+        if frames is None or not _is_plain(exc):
+            return "".join(traceback.format_exception(type(exc), exc, frames)).rstrip()
+        last = "".join(traceback.format_exception_only(type(exc), exc))
+        return f"Traceback (most recent call last):\n{_told_frames(frames)}{last}".rstrip()
     except Exception:  # there is no end to what an error's class may do
         return f"{type(exc).__name__}: {safe_str(exc)}"
+
+
+def _is_plain(exc: BaseException) -> bool:
+    """Whether the error is told by its frames and its message alone."""
+    alone = exc.__cause__ is None and (exc.__context__ is None or exc.__suppress_context__)
+    return alone and not isinstance(exc, (BaseExceptionGroup, NameError, ImportError, SyntaxError))
+
+
+_told: dict[tuple[tuple[int, int], ...], tuple[list[CodeType], str]] = {}
+
+
+def _told_frames(frames: TracebackType) -> str:
+    """The frames as text. Many rows fail in one place, and telling it costs more than finding the row."""
+    codes: list[CodeType] = []
+    places: list[tuple[int, int]] = []
+    at: TracebackType | None = frames
+    while at is not None:
+        codes.append(at.tb_frame.f_code)
+        places.append((id(codes[-1]), at.tb_lasti))
+        at = at.tb_next
+    found = _told.get(tuple(places))
+    if found is None:
+        if len(_told) >= MOST_TOLD:
+            _told.clear()
+        found = _told[tuple(places)] = codes, "".join(traceback.format_tb(frames))  # the codes stay, and so their ids
+    return found[1]
 
 
 def safe_str(exc: BaseException) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
-from penstock.engines.operator import Emit, Operator
+from penstock.engines.operator import Emit, Operator, RefusedError
 from penstock.engines.operators import InferenceOperator, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
@@ -33,6 +33,8 @@ Key: TypeAlias = tuple[int, ...]  # where a split's rows stand among all rows: k
 
 class Shipment(Protocol):
     """Blocks that leave a bundle for another stage or for the user."""
+
+    packs: bool  # for another process: what cannot be pickled is refused
 
     def add(self, block: Block) -> None: ...
 
@@ -103,9 +105,11 @@ class StageRunner:
                 emit(block)
             for operator in operators:
                 operator.finish()
-        except BaseException:
+        except BaseException as exc:
             for operator in operators:
                 operator.abort()
+            if isinstance(exc, RefusedError):
+                raise exc.plainly() from exc.__cause__
             raise
         read.rows_out = self._rows_read
         return self._result(None if transform is None else label, read, operators)
@@ -120,9 +124,19 @@ class StageRunner:
 
     def _wire(self, step: Step, operators: list[Operator]) -> dict[str, Emit]:
         """Make the operators behind a step's outputs, each before its consumers, and connect them."""
-        return {tag: _fan([self._connected(each, operators) for each in nexts]) for tag, nexts in step.next.items()}
+        return {tag: self._fan(nexts, operators) for tag, nexts in step.next.items()}
+
+    def _fan(self, ends: Sequence[Step | Outlet], operators: list[Operator]) -> Emit:
+        """Those that pack come first: what they refuse, nobody has seen. Then what is kept, and then other steps."""
+        shipped = [end for end in ends if isinstance(end, Outlet) and end.kind != "sink"]
+        shipped.sort(key=lambda end: end.kind == "collect")
+        ships = [ShipOperator(end) for end in shipped]
+        operators.extend(ships)
+        others = [self._connected(end, operators) for end in ends if end not in shipped]
+        return others[0] if len(others) == 1 and not ships else Fan(ships, others)
 
     def _connected(self, end: Step | Outlet, operators: list[Operator]) -> Emit:
+        """The way into a step or a sink."""
         operator: Operator
         if isinstance(end, Step):
             operator = make_operator(end.label, load_copy(end.transform, end.label), self._sessions, self._caller)
@@ -130,12 +144,9 @@ class StageRunner:
             operator.connect(self._wire(end, operators))
             if isinstance(operator, InferenceOperator):
                 self._models.append(operator)
-        elif end.kind == "sink":
+        else:
             label, sink = self._sinks[end.target]
             operator = SinkOperator(label, sink, end)
-            operators.append(operator)
-        else:
-            operator = ShipOperator(end)
             operators.append(operator)
         return operator.push
 
@@ -163,6 +174,10 @@ class ShipOperator(Operator):
     def start(self) -> None:
         assert self.ship is not None
         self._shipment = self.ship(self.outlet)
+
+    @property
+    def is_packing(self) -> bool:
+        return self._shipment is not None and self._shipment.packs
 
     def push(self, block: Block) -> None:
         assert self._shipment is not None
@@ -278,13 +293,26 @@ def _as_block(block: Any) -> Block:
     raise TypeError(f"read() yielded {type(block).__name__}; expected a list of rows or a pyarrow.Table")
 
 
-def _fan(ends: list[Emit]) -> Emit:
+class Fan:
     """One emit for several consumers; each gets a list of its own, because user code may change what it is given."""
-    if len(ends) == 1:
-        return ends[0]
 
-    def emit(block: Block) -> None:
-        for end in ends:
-            end(block if is_table(block) else list(block))
+    def __init__(self, ships: list[ShipOperator], others: list[Emit]) -> None:
+        self._ships = ships
+        self._others = others
+        self._alone = len(ships) + len(others) == 1
 
-    return emit
+    @property
+    def packs(self) -> bool:
+        return any(ship.is_packing for ship in self._ships)
+
+    def __call__(self, block: Block) -> None:
+        for ship in self._ships:
+            try:
+                ship.push(self._own(block))
+            except NotShippableError as exc:
+                raise RefusedError(str(exc), block) from exc.__cause__
+        for emit in self._others:
+            emit(self._own(block))
+
+    def _own(self, block: Block) -> Block:
+        return block if self._alone or is_table(block) else list(block)

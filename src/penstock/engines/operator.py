@@ -6,11 +6,26 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from penstock.blocks import Block, row_count
+from penstock.errors import NotShippableError
 from penstock.failures import Failure
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 
 Emit: TypeAlias = Callable[[Block], None]
+
+
+class RefusedError(NotShippableError):
+    """A block was emitted for another process, and cannot be packed. Nobody has been given any of it."""
+
+    def __init__(self, message: str, block: Block) -> None:
+        super().__init__(message)
+        self.block = block
+
+    def plainly(self) -> NotShippableError:
+        """The error without the block: it may travel."""
+        error = NotShippableError(str(self))
+        error.__cause__ = self.__cause__
+        return error
 
 
 class Operator:
@@ -27,12 +42,20 @@ class Operator:
     def emit(self, block: Block, tag: str = MAIN) -> None:
         rows = row_count(block)
         if rows:
-            self.count.rows_out += rows
             self._outputs[tag](block)
+            self.count.rows_out += rows
+
+    def packs(self, tag: str) -> bool:
+        """Whether what is emitted here goes to another process straight away."""
+        return bool(getattr(self._outputs[tag], "packs", False))
 
     def fail(self, failed: list[tuple[Any, Failure]], tag: str) -> None:
         """Rows with their failures, for one of the step's outputs of failures."""
+        if not failed:
+            return
         self.count.rows_failed += len(failed)
+        for _, failure in failed:
+            self.count.count_error(failure.error_type, failure.message)
         self._outputs[tag](failed)
 
     def setup(self) -> None: ...

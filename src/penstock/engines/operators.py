@@ -6,31 +6,23 @@ they name the step and the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress, islice
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.engines.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
-from penstock.engines.operator import Operator
-from penstock.errors import PenstockError, StepError
+from penstock.engines.guarded import GuardedFilter, GuardedFlatMap, GuardedMap
+from penstock.engines.operator import Operator, RefusedError
+from penstock.engines.pardo_operators import GuardedParDo, ParDoOperator
 from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
-from penstock.pipeline.graph import MAIN
-from penstock.pipeline.transforms import (
-    BatchElements,
-    Filter,
-    FlatMap,
-    GroupIntoBatches,
-    Map,
-    MapBatches,
-    ParDo,
-    TaggedOutput,
-)
-from penstock.rows import CAUGHT, map_rows, row_error, safe_str
+from penstock.pipeline.handled import Handleable
+from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
+from penstock.rows import CAUGHT, map_rows, row_error
 
 
 class MapOperator(Operator):
@@ -92,89 +84,6 @@ class FlatMapOperator(Operator):
             yield made
 
 
-class ParDoOperator(Operator):
-    def __init__(self, label: str, transform: ParDo[Any, Any]) -> None:
-        super().__init__(label)
-        self._dofn = transform.dofn
-        self._args, self._kwargs = transform.args, transform.kwargs
-        self._made: dict[str, list[Any]] = {tag: [] for tag in (MAIN, *transform.tags)}
-        self._pacers = {tag: Pacer() for tag in self._made}
-
-    def setup(self) -> None:
-        self._guarded("setup", self._dofn.setup)
-
-    def start(self) -> None:
-        self._made = {tag: [] for tag in self._made}
-        self._guarded("start_bundle", self._dofn.start_bundle)
-
-    def push(self, block: Block) -> None:
-        process, args, kwargs = self._dofn.process, self._args, self._kwargs
-        for row in rows_of(block):
-            self.count.rows_in += 1
-            try:
-                items = process(row, *args, **kwargs)
-            except CAUGHT as exc:
-                raise row_error(self.label, row, exc) from exc
-            if items is not None:
-                self._take(items, lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
-        self._emit_all()
-
-    def finish(self) -> None:
-        items = self._guarded("finish_bundle", self._dofn.finish_bundle)
-        if items is not None:
-            self._take(items, lambda exc: self._error("finish_bundle", exc))
-        self._emit_all()
-
-    def teardown(self) -> None:
-        self._guarded("teardown", self._dofn.teardown)
-
-    def _take(self, items: Iterable[Any], error: Callable[[BaseException], StepError]) -> None:
-        try:
-            iterator = iter(items)
-        except TypeError as exc:
-            raise error(
-                TypeError(f"process() returned {type(items).__name__}; expected an iterable of rows, or None")
-            ) from exc
-        while True:
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            except CAUGHT as exc:
-                raise error(exc) from exc
-            self._put(item, error)
-
-    def _put(self, item: Any, error: Callable[[BaseException], StepError]) -> None:
-        tag, value = (item.tag, item.value) if type(item) is TaggedOutput else (MAIN, item)
-        made = self._made.get(tag)
-        if made is None:
-            raise error(ValueError(f"yielded a row for output {tag!r}, which is not named in with_outputs(...)"))
-        made.append(value)
-        if len(made) >= self._pacers[tag].rows:
-            self._emit_made(tag)
-
-    def _emit_all(self) -> None:
-        for tag in self._made:
-            self._emit_made(tag)
-
-    def _emit_made(self, tag: str) -> None:
-        made, self._made[tag] = self._made[tag], []
-        if made:
-            self._pacers[tag].saw(made)
-            self.emit(made, tag)
-
-    def _guarded(self, method: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except PenstockError:
-            raise
-        except Exception as exc:
-            raise self._error(method, exc) from exc
-
-    def _error(self, method: str, exc: BaseException) -> StepError:
-        return StepError(f"step {self.label!r}: {type(exc).__name__} in {method}(): {safe_str(exc)}")
-
-
 class InferenceOperator(Operator):
     def __init__(self, label: str, transform: RunInference[Any, Any], sessions: Sessions, caller: Caller) -> None:
         super().__init__(label)
@@ -191,13 +100,13 @@ class InferenceOperator(Operator):
     def push(self, block: Block) -> None:
         assert self._stream is not None
         for answers in self._stream.push(block):
-            self.emit(answers)
+            self._give(answers, self._stream)
         self._emit_failures(self._stream)
 
     def finish(self) -> None:
         assert self._stream is not None
         for answers in self._stream.finish():
-            self.emit(answers)
+            self._give(answers, self._stream)
         self._emit_failures(self._stream)
         self.count.rows_in += self._stream.rows_in
         self._close()
@@ -207,6 +116,15 @@ class InferenceOperator(Operator):
 
     def abort(self) -> None:
         self._close()
+
+    def _give(self, answers: Block, stream: InferenceStream) -> None:
+        try:
+            self.emit(answers)
+        except RefusedError as exc:
+            rest = stream.refuse(answers) if exc.block is answers else None
+            if rest is None:
+                raise
+            self.emit(rest)
 
     def _emit_failures(self, stream: InferenceStream) -> None:
         for tag, failed in stream.take_failed().items():
@@ -222,7 +140,8 @@ def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller
     """The operator that carries out a primitive transform."""
     if isinstance(transform, RunInference):
         return InferenceOperator(label, transform, sessions, caller)
-    for kind, operator in _OPERATORS.items():
+    guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)
+    for kind, operator in (_GUARDED if guarded else _OPERATORS).items():
         if isinstance(transform, kind):
             return operator(label, transform)
     raise TypeError(f"step {label!r}: the local engine cannot run a {type(transform).__name__}")
@@ -236,4 +155,11 @@ _OPERATORS: dict[type, Callable[[str, Any], Operator]] = {
     ParDo: ParDoOperator,
     BatchElements: BatchElementsOperator,
     GroupIntoBatches: GroupIntoBatchesOperator,
+}
+
+_GUARDED: dict[type, Callable[[str, Any], Operator]] = {
+    Map: GuardedMap,
+    Filter: GuardedFilter,
+    FlatMap: GuardedFlatMap,
+    ParDo: GuardedParDo,
 }

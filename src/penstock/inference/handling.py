@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.blocks import Block, byte_size
-from penstock.failures import Failure
+from penstock.errors import NotShippableError
+from penstock.failures import NOT_PICKLABLE, RAISED, Failure
 from penstock.inference.path import join_keys, name_of
 from penstock.inference.stream import AnySession, InferenceStream, Pending
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import FAILED_INFERENCES, RunInference, failed_postprocessing, failed_preprocessing
-from penstock.rows import CAUGHT, map_rows
+from penstock.rows import CAUGHT, map_rows, without
+from penstock.transport.packing import why_not_packed
 
 
 @dataclass(slots=True)
@@ -29,9 +31,9 @@ class _Passage:
         """Go on without the rows at these positions."""
         if not failed:
             return
-        self.rows = _without(self.rows, failed)
-        self.at = _without(list(self.at), failed)
-        self.keys = None if self.keys is None else _without(self.keys, failed)
+        self.rows = without(self.rows, failed)
+        self.at = without(self.at, failed)
+        self.keys = None if self.keys is None else without(self.keys, failed)
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class HandlingStream(InferenceStream):
         self._handling = transform.handling
         self._model_id = self._handler.model_id()
         self._failed: dict[str, list[tuple[Any, Failure]]] = {}
+        self._last: tuple[_Passage, Sequence[int]] = _Passage([], [], []), []  # and where the rows stood that have answers
+        self._before_last = 0  # of the failed inferences, how many are of earlier passages
 
     def take_failed(self) -> dict[str, list[tuple[Any, Failure]]]:
         failed, self._failed = self._failed, {}
@@ -84,10 +88,17 @@ class HandlingStream(InferenceStream):
             if not alone:
                 weights, lengths = self._measure_rows(passage)
         if passage.rows or passage.failed:
-            rows = passage.rows
-            pending = _InFlight(Ticket(rows), passage.keys, len(rows), byte_size(rows), passage)
+            try:
+                self._send(_in_flight(passage), weights, lengths, alone)
+            except NotShippableError:  # the model lives in another process
+                failed = self._not_packed(passage.rows)
+                if not failed:
+                    raise
+                self._fail_before_model(passage, failed)
+                weights = None if weights is None else without(weights, failed)
+                lengths = None if lengths is None else without(lengths, failed)
+                self._send(_in_flight(passage), weights, lengths, alone)
             self.rows_in += len(passage.failed)
-            self._send(pending, weights, lengths, alone)
 
     def _preprocess(self, passage: _Passage, functions: Sequence[Callable[[Any], Any]], first: int) -> None:
         for number, function in enumerate(functions, first):
@@ -107,7 +118,7 @@ class HandlingStream(InferenceStream):
         if self._path.keys is not None:
             pairs, failed = self._all_or_each(split, passage.rows)
             self._fail_before_model(passage, failed)
-            pairs = _without(pairs, failed)
+            pairs = without(pairs, failed)
             passage.rows, passage.keys = [example for example, _ in pairs], [key for _, key in pairs]
 
     def _measure_rows(self, passage: _Passage) -> tuple[list[int] | None, list[int] | None]:
@@ -116,12 +127,12 @@ class HandlingStream(InferenceStream):
         if self._weigh is not None:
             weights, failed = self._all_or_each(self._weights_of, passage.rows)
             self._fail_before_model(passage, failed)
-            weights = _without(weights, failed)
+            weights = without(weights, failed)
         if self._measure:
             lengths, failed = self._all_or_each(self._lengths_of, passage.rows)
             self._fail_before_model(passage, failed)
-            lengths = _without(lengths, failed)
-            weights = None if weights is None else _without(weights, failed)
+            lengths = without(lengths, failed)
+            weights = None if weights is None else without(weights, failed)
         return weights, lengths
 
     def _fail_before_model(self, passage: _Passage, failed: dict[int, Failure]) -> None:
@@ -134,10 +145,12 @@ class HandlingStream(InferenceStream):
         pending, answers = self._next()
         assert isinstance(pending, _InFlight)
         assert isinstance(answers, list)
-        self._hand_out_failures(pending)
-        failed = pending.ticket.failures
-        answers = _without(answers, failed)
-        keys = None if pending.keys is None else _without(pending.keys, failed)
+        passage, failed = pending.passage, pending.ticket.failures
+        passage.failed |= {passage.at[at]: failure for at, failure in failed.items()}
+        self._hand_out(passage)
+        answers = without(answers, failed)
+        keys = None if pending.keys is None else without(pending.keys, failed)
+        self._last = passage, without(passage.at, failed)
         for number, function in enumerate(self._path.after_model):
             answers, keys = self._postprocess(function, answers, keys, number)
         answers = join_keys(keys, answers)
@@ -145,13 +158,27 @@ class HandlingStream(InferenceStream):
             answers, _ = self._postprocess(function, answers, None, number)
         return answers
 
-    def _hand_out_failures(self, pending: _InFlight) -> None:
-        """The rows that failed in front of the model and in it, in the order in which they came."""
-        passage = pending.passage
-        failed = passage.failed | {passage.at[at]: failure for at, failure in pending.ticket.failures.items()}
-        if failed:
-            rows = [(passage.piece[at], failed[at]) for at in sorted(failed)]
-            self._failed.setdefault(FAILED_INFERENCES, []).extend(rows)
+    def refuse(self, answers: Block) -> Block | None:
+        assert isinstance(answers, list)
+        failed = self._not_packed(answers)
+        if not failed:
+            return None
+        passage, kept = self._last
+        passage.failed |= {kept[at]: failure for at, failure in failed.items()}
+        del self._failed.setdefault(FAILED_INFERENCES, [])[self._before_last :]
+        self._hand_out(passage)
+        return without(answers, failed)
+
+    def _not_packed(self, rows: list[Any]) -> dict[int, Failure]:
+        """The failures of rows, or answers, that cannot be sent to another process, by position; where handled."""
+        found = {at: exc for at, row in enumerate(rows) if (exc := why_not_packed(row)) is not None}
+        return {at: self._failure(exc, NOT_PICKLABLE) for at, exc in found.items() if self._handling.handles(exc)}
+
+    def _hand_out(self, passage: _Passage) -> None:
+        """The rows that failed in front of the model, in it and right behind it, in the order in which they came."""
+        failed = self._failed.setdefault(FAILED_INFERENCES, [])
+        self._before_last = len(failed)
+        failed.extend((passage.piece[at], passage.failed[at]) for at in sorted(passage.failed))
 
     def _postprocess(
         self, function: Callable[[Any], Any], answers: list[Any], keys: list[Any] | None, number: int
@@ -159,9 +186,10 @@ class HandlingStream(InferenceStream):
         made, failed = self._each(function, answers, "postprocess")
         if not failed:
             return made, keys
+        self._last = self._last[0], without(self._last[1], failed)
         given = join_keys(keys, answers)
         self._failed.setdefault(failed_postprocessing(number), []).extend((given[at], failed[at]) for at in failed)
-        return _without(made, failed), None if keys is None else _without(keys, failed)
+        return without(made, failed), None if keys is None else without(keys, failed)
 
     # Row by row.
 
@@ -196,9 +224,9 @@ class HandlingStream(InferenceStream):
                 made.append(None)
         return made, failed
 
-    def _failure(self, exc: BaseException) -> Failure:
-        return Failure.of(exc, self._step, model_id=self._model_id)
+    def _failure(self, exc: BaseException, kind: str = RAISED) -> Failure:
+        return Failure.of(exc, self._step, kind=kind, model_id=self._model_id)
 
 
-def _without(items: list[Any], failed: Collection[int]) -> list[Any]:
-    return [item for at, item in enumerate(items) if at not in failed] if failed else items
+def _in_flight(passage: _Passage) -> _InFlight:
+    return _InFlight(Ticket(passage.rows), passage.keys, len(passage.rows), byte_size(passage.rows), passage)

@@ -11,9 +11,9 @@ import cloudpickle
 
 from penstock.blocks import Block, byte_size, is_table, rows_of
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
-from penstock.failures import TIMED_OUT, Failure, Handling
+from penstock.failures import NOT_PICKLABLE, TIMED_OUT, Failure, Handling
 from penstock.inference.handler import ModelHandler, concurrent_batches
-from penstock.inference.model import ModelCopy, Outcomes
+from penstock.inference.model import ModelCopy
 from penstock.inference.ticket import Caller, Ticket, answers_of
 from penstock.inference.transform import RunInference
 from penstock.models.client import HostClient
@@ -22,9 +22,10 @@ from penstock.models.place import Place, Surroundings, Wishes
 from penstock.models.rendezvous import Address, name_of, run_folder
 from penstock.models.server import Outcome
 from penstock.observe.metrics import MetricKey
+from penstock.retry import Retry
 from penstock.rows import PredictionResult, safe_str, shorten
 from penstock.transport.interpreters import thread_variables
-from penstock.transport.packing import pack
+from penstock.transport.packing import pack, why_not_packed
 
 if TYPE_CHECKING:
     from penstock.inference.session import Sessions
@@ -68,17 +69,30 @@ class ServedModel:
         return loaded.seconds, loaded.bytes
 
     def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
-        args, step, handling = how
+        args, step, handling, retry = how
         assert self._copy is not None
         self._copy.announce(calling)
-        outcomes = (
-            Outcomes(self._copy.answers(batch, args, step), {})
-            if handling is None
-            else self._copy.outcomes(rows_of(batch), args, step, handling)
-        )
+        given = batch if handling is None else rows_of(batch)
+        outcomes = self._copy.outcomes(given, args, step, handling, retry)
         size = self._copy.byte_size(batch) if self._batches % BYTES_SAMPLED_EVERY == 0 else None
         self._batches += 1
         return Outcome(*outcomes, self._copy.take_out_of_memory(), size)
+
+    def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
+        """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;
+        None if no answer by itself is to blame, or such errors are not handled."""
+        _, step, handling, _ = how
+        if handling is None or not isinstance(outcome.answers, list):
+            return None
+        answers, failures = list(outcome.answers), dict(outcome.failures)
+        for at, answer in enumerate(answers):
+            exc = why_not_packed(answer)
+            if exc is not None and handling.handles(exc):
+                answers[at] = None
+                failures[at] = Failure.of(exc, step, kind=NOT_PICKLABLE, model_id=self._handler.model_id())
+        if len(failures) == len(outcome.failures):
+            return None
+        return outcome._replace(answers=answers, failures=failures)
 
 
 class _Open(NamedTuple):
@@ -105,8 +119,10 @@ class HostedSession:
         address = Address(around.folder or run_folder(transform.id), name_of(key))
         self._client = HostClient(address, _spec(step, transform, place, around), self)
 
-    def join(self, caller: Caller, step: str | None = None, handling: Handling | None = None) -> HostedLane:
-        return HostedLane(self, caller, step or self.step, handling, next(self._numbers))
+    def join(
+        self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
+    ) -> HostedLane:
+        return HostedLane(self, caller, step or self.step, handling, retry, next(self._numbers))
 
     def hand_in_metrics(self) -> None: ...
 
@@ -254,10 +270,19 @@ class HostedSession:
 class HostedLane:
     """One bundle's way to the host, used by one thread."""
 
-    def __init__(self, session: HostedSession, caller: Caller, step: str, handling: Handling | None, number: int) -> None:
+    def __init__(
+        self,
+        session: HostedSession,
+        caller: Caller,
+        step: str,
+        handling: Handling | None,
+        retry: Retry | None,
+        number: int,
+    ) -> None:
         self.caller = caller
         self.step = step
         self.handling = handling
+        self._retry = retry
         self._session = session
         self._number = number
         self._open: dict[int, int] = {}  # id of a ticket -> its number
@@ -302,7 +327,7 @@ class HostedLane:
 
     def _pickled(self, args: Any) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps((args, self.step, self.handling), protocol=5)
+            data: bytes = cloudpickle.dumps((args, self.step, self.handling, self._retry), protocol=5)
         except Exception as exc:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc

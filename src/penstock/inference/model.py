@@ -16,7 +16,8 @@ from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handl
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
 from penstock.models.loading import LoadedModel, load
-from penstock.rows import CAUGHT, row_error, safe_str, shorten
+from penstock.retry import Retry, Tries
+from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
 
 
 class Outcomes(NamedTuple):
@@ -25,6 +26,13 @@ class Outcomes(NamedTuple):
     answers: Any  # a list, None where a row failed; or for a table an Arrow array
     failures: Mapping[int, Failure]  # by position in the batch
     calls: int = 1  # of run_inference()
+
+
+class _Care(NamedTuple):
+    """What becomes of the errors of one batch."""
+
+    handling: Handling | None
+    tries: Tries
 
 
 class ModelCopy:
@@ -54,20 +62,20 @@ class ModelCopy:
                 raise ModelLoadError(f"step {self.step!r}: {what}") from exc
             return self._loaded
 
-    def answers(self, batch: Block, args: Any, step: str) -> Any:
-        """One answer per row: a list, or for a table an Arrow array. An error names the row that is to blame, and the
-        step that it came from: several may share this model."""
-        try:
-            return self._call(batch, args)
-        except CAUGHT as exc:
-            raised = self._of_rows(exc, row_count(batch), None)
-        return self._isolated(batch, args, step, None, raised).answers
-
-    def outcomes(self, batch: list[Any], args: Any, step: str, handling: Handling) -> Outcomes:
+    def outcomes(
+        self, batch: Block, args: Any, step: str, handling: Handling | None = None, retry: Retry | None = None
+    ) -> Outcomes:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
-        found. Errors that `handling` does not handle are raised, like those of answers()."""
-        answers, raised = self._tried(batch, args, handling)
-        return Outcomes(answers, {}) if raised is None else self._isolated(batch, args, step, handling, raised)
+        found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
+        several may share this model. A table is for steps that handle none.
+
+        What `retry` names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
+        outlasted them is not waited for once more in every part."""
+        care = _Care(handling, Tries(retry))
+        answers, raised = self._tried(batch, args, care)
+        if raised is None:
+            return Outcomes(answers, {}, care.tries.made)
+        return self._isolated(batch, args, step, care, raised)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -92,12 +100,15 @@ class ModelCopy:
         self._own.rows = None
         return rows
 
-    def _tried(self, batch: Block, args: Any, handling: Handling | None) -> tuple[Any, BaseException | None]:
-        """The answers, or what the call raised."""
-        try:
-            return self._call(batch, args), None
-        except CAUGHT as exc:
-            return None, self._of_rows(exc, row_count(batch), handling)
+    def _tried(self, batch: Block, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
+        """The answers, or what the call raised: the last one, if it may be made again."""
+        while True:
+            try:
+                return self._call(batch, args), None
+            except CAUGHT as exc:
+                error = self._of_rows(exc, row_count(batch), care.handling)
+            if self._is_out_of_memory(error) or not care.tries.again(error):
+                return None, error
 
     def _of_rows(self, exc: BaseException, rows: int, handling: Handling | None) -> BaseException:
         """The error, if rows can be to blame for it; any other is raised."""
@@ -112,15 +123,16 @@ class ModelCopy:
             self.handler.after_out_of_memory()
         return exc
 
-    def _isolated(self, batch: Block, args: Any, step: str, handling: Handling | None, raised: BaseException) -> Outcomes:
+    def _isolated(self, batch: Block, args: Any, step: str, care: _Care, raised: BaseException) -> Outcomes:
         """Find the rows that are to blame; the calls for that answer the others."""
         pieces: list[tuple[int, Any]] = []  # where a piece starts, and its answers
+        handling = care.handling
         calls = 1
 
         def call(start: int, stop: int) -> BaseException | None:
             nonlocal calls
             calls += 1
-            answers, raised = self._tried(slice_rows(batch, start, stop), args, handling)
+            answers, raised = self._tried(slice_rows(batch, start, stop), args, care)
             if raised is None:
                 pieces.append((start, answers))
             return raised
@@ -130,15 +142,15 @@ class ModelCopy:
             part = slice_rows(batch, start, stop)
             if handling is not None and stop - start > 1 and self.handler.retry_safe:
                 calls += 1
-                _, again = self._tried(part, args, handling)
+                _, again = self._tried(part, args, care)
                 if again is None or self._is_out_of_memory(again):
                     continue  # the trouble has passed, and its rows have the answers of their halves
                 error = again
             if handling is None or not handling.handles(error):
-                raise self._error(part, error, step) from error
-            failure = self._failure(error, step, stop - start)
+                raise self._error(part, error, step, care.tries.made) from error
+            failure = self._failure(error, step, stop - start, care.tries.made)
             failures |= dict.fromkeys(range(start, stop), failure)
-        return Outcomes(_put_together(batch, pieces, failures), failures, calls)
+        return Outcomes(_put_together(batch, pieces, failures), failures, calls + care.tries.made - 1)
 
     def _blamed(
         self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]
@@ -147,20 +159,20 @@ class ModelCopy:
             return [Blame(0, rows, raised)]
         return blamed(isolate(rows, raised, self._is_out_of_memory), call)
 
-    def _failure(self, error: BaseException, step: str, group: int) -> Failure:
+    def _failure(self, error: BaseException, step: str, group: int, attempts: int) -> Failure:
         kind = WRONG_COUNT if isinstance(error, PredictionCountError) else RAISED
         if self._is_out_of_memory(error):
             kind = OUT_OF_MEMORY
-        return Failure.of(error, step, kind=kind, model_id=self.handler.model_id(), group=group)
+        return Failure.of(error, step, kind=kind, attempts=attempts, model_id=self.handler.model_id(), group=group)
 
-    def _error(self, batch: Block, error: BaseException, step: str) -> StepError:
+    def _error(self, batch: Block, error: BaseException, step: str, attempts: int) -> StepError:
         """What ends the run: the row that is to blame, or the rows of which none could be."""
         if row_count(batch) == 1:
-            return row_error(step, _row(batch, 0), error)
+            return row_error(step, _row(batch, 0), error, attempts)
         why = "none of which fails alone" if self.handler.retry_safe else "which are not safe to call again (retry_safe)"
         return StepError(
-            f"step {step!r}: {type(error).__name__}: {safe_str(error)}\n  raised for a batch of {row_count(batch)} rows, "
-            f"{why}; its first row: {shorten(_row(batch, 0))}"
+            f"step {step!r}: {type(error).__name__}: {safe_str(error)}{after(attempts)}\n  raised for a batch of "
+            f"{row_count(batch)} rows, {why}; its first row: {shorten(_row(batch, 0))}"
         )
 
     def _is_out_of_memory(self, error: BaseException) -> bool:

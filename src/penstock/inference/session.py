@@ -36,6 +36,7 @@ from penstock.models.memory import available_bytes
 from penstock.models.place import Place, Surroundings, choose_place, fits
 from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
+from penstock.retry import Retry
 from penstock.rows import safe_str
 
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -132,10 +133,12 @@ class InferenceSession:
             for thread in self._threads:
                 thread.start()
 
-    def join(self, caller: Caller, step: str | None = None, handling: Handling | None = None) -> Lane:
+    def join(
+        self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
+    ) -> Lane:
         """A bundle's own way in, until it closes it; for a step that shares the model of another, with its own name and
         its own handling of errors."""
-        lane = Lane(self, caller, step or self.step, handling)
+        lane = Lane(self, caller, step or self.step, handling, retry)
         with self._changed:
             self._lanes.add(lane)
         return lane
@@ -266,10 +269,8 @@ class InferenceSession:
             started = time.perf_counter()
             request = spans[0].entry.item
             lane = request.lane
-            if lane.handling is None:
-                answers = self._model.answers(batch, request.args, lane.step)
-            else:
-                answers, failures, calls = self._model.outcomes(rows_of(batch), request.args, lane.step, lane.handling)
+            given = batch if lane.handling is None else rows_of(batch)
+            answers, failures, calls = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:
@@ -336,10 +337,18 @@ class InferenceSession:
 class Lane:
     """One bundle's way into a session, used by one thread."""
 
-    def __init__(self, session: InferenceSession, caller: Caller, step: str, handling: Handling | None = None) -> None:
+    def __init__(
+        self,
+        session: InferenceSession,
+        caller: Caller,
+        step: str,
+        handling: Handling | None = None,
+        retry: Retry | None = None,
+    ) -> None:
         self.caller = caller
         self.step = step
         self.handling = handling
+        self.retry = retry
         self._session = session
         self._moved: HostedLane | None = None
         self._args: Any = None
@@ -356,14 +365,14 @@ class Lane:
     ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
         if self._moved is None and (host := self._session.load()) is not None:
-            self._moved = host.join(self.caller, self.step, self.handling)
+            self._moved = host.join(self.caller, self.step, self.handling, self.retry)
         if self._moved is not None:
             self._moved.submit(ticket, args, weights=weights, lengths=lengths, alone=alone)
             return
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
-        group = (columns, self._args_identity, self.handling)
+        group = (columns, self._args_identity, self.handling, self.retry)
         entry = Entry(
             Request(ticket, args, self),
             ticket.missing,

@@ -52,7 +52,7 @@ class InferenceStream:
         whole_rows = self._weigh is not None or self._measure
         whole_rows = whole_rows or transform.handling is not None
         self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
-        self._lane: Lane | HostedLane = session.join(caller, step, transform.handling)
+        self._lane: Lane | HostedLane = session.join(caller, step, transform.handling, transform.retry)
         limits = transform.limits
         at_once = 1 + concurrent_batches(self._handler)
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
@@ -89,6 +89,11 @@ class InferenceStream:
     def take_failed(self) -> dict[str, list[tuple[Any, Failure]]]:
         """The rows that failed since the last time, with their failures, by the step's output that they go to."""
         return {}
+
+    def refuse(self, answers: Block) -> Block | None:
+        """The answers that were yielded last, without those that cannot be sent to another process, which are failures
+        now; None if there are none, or such errors are not handled."""
+        return None
 
     def unanswered(self) -> int:
         """How many rows were submitted and are not answered. For progress: may be read from another thread."""
@@ -140,12 +145,12 @@ class InferenceStream:
         return measured(self._handler.get_lengths, rows, self._step)
 
     def _send(self, pending: Pending, weights: list[int] | None, lengths: list[int] | None, alone: bool) -> None:
+        if pending.rows:
+            self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
         self._pending.append(pending)
         self._in_flight += pending.rows
         self._in_flight_bytes += pending.bytes
         self.rows_in += pending.rows
-        if pending.rows:
-            self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
 
     def _take(self) -> Block:
         pending, answers = self._next()

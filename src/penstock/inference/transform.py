@@ -12,9 +12,10 @@ from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
 from penstock.inference.handler import ModelHandler
 from penstock.inference.path import RowPath
-from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform
+from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
+from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
-from penstock.pipeline.transforms import add_step, single
+from penstock.retry import Retry
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -22,7 +23,7 @@ U = TypeVar("U")
 FAILED_INFERENCES = "failed_inferences"  # the output of a step
 
 
-class RunInference(PTransform[PCollection[T], PCollection[U]]):
+class RunInference(Retryable[PCollection[T], PCollection[U]]):
     """One answer for each row, in order, from the model that the handler describes.
 
     The model lives where the handler's settings say: by default one copy in each worker process. Rows are batched in front
@@ -66,20 +67,26 @@ class RunInference(PTransform[PCollection[T], PCollection[U]]):
         use_subprocess: bool = False,
         threshold: float = 1.0,
         timeout: float | None = None,
-    ) -> PTransform[PCollection[T], tuple[PCollection[U], InferenceFailures]]:
+    ) -> HandledInference[T, U]:
         """This step for rows that may fail: it gives `(good, failures)`, the answers and the rows that have none.
 
-        Errors of `exc_class` cost their row and not the run; others end it as before. With `timeout`, seconds for one
-        run_inference() call, or `use_subprocess` the model has a process of its own, whose hangs and crashes cost a row too,
-        whatever `exc_class` says.
+        Errors of `exc_class` cost their row and not the run; others end it as before. If more than the share `threshold` of
+        the rows fails, the run stops. With `timeout`, seconds for one run_inference() call, or `use_subprocess` the model
+        has a process of its own, whose hangs and crashes cost a row too, whatever `exc_class` says.
         """
-        if threshold != 1.0:
-            raise UsageError(
-                f"threshold={threshold!r}: a limit on the share of failed rows is not available yet; leave it out"
-            )
         handled = copy.copy(self)
-        handled.handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, timeout=timeout)
+        handled.handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
         return HandledInference(handled)
+
+    def with_retry(self, retry: Retry) -> RunInference[T, U]:
+        """The same step, with a call of the model that raises what `retry` names made again, before the rows of its batch
+        are told apart. Where the model lives in a process of its own, it is called again there."""
+        if not self.path.model_handler.retry_safe:
+            raise UsageError(
+                f"with_retry(): {type(self.path.model_handler).__name__} says that a second call with the same rows does "
+                "harm (retry_safe = False); leave one of both out"
+            )
+        return super().with_retry(retry)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -114,6 +121,12 @@ class HandledInference(PTransform[PCollection[T], tuple[PCollection[U], Inferenc
         self.inference = inference
         self.handling = inference.handling
         self.label, self.hints = inference.label, inference.hints
+
+    def with_retry(self, retry: Retry) -> HandledInference[T, U]:
+        """The same step, with errors of the kinds that `retry` names tried again before they count."""
+        retried = copy.copy(self)
+        retried.inference = self.inference.with_retry(retry)
+        return retried
 
     def expand(self, pcoll: PCollection[T]) -> tuple[PCollection[U], InferenceFailures]:
         made = add_step(self.inference, pcoll, (MAIN, *failure_tags(self.inference.path))).outputs

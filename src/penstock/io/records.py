@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import OutputError
+from penstock.failures import Failure
 
 LEAVES = frozenset([str, int, float, bool, type(None)])
 
@@ -39,7 +40,9 @@ def fields_of(row: Any) -> dict[Any, Any] | None:
 
 
 def named_fields(row: Any, step: str) -> dict[Any, Any]:
-    """fields_of(row) for the steps that need at least one."""
+    """fields_of(row) for the steps that need at least one. A failed row, (row, Failure), is `row` and the failure's."""
+    if type(row) is tuple and len(row) == 2 and isinstance(row[1], Failure):
+        return {"row": row[0], **row[1].as_dict()}
     fields = fields_of(row)
     if fields:
         return fields

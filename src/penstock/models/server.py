@@ -54,6 +54,9 @@ class Served(Protocol):
     def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
         """The answers to a batch; calling() before each call of the model."""
 
+    def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
+        """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
+
     step: str
 
 
@@ -128,8 +131,15 @@ class _Server:
         try:
             outcome = served.run(job.rows, job.how, lambda: self._send(Calling(job.batch)) if self._timed else None)
             seconds = time.perf_counter() - started
-            outcome, wrapped = _unwrapped(outcome, job.rows)
-            packed = _packed_by_reader(outcome, job, served.step)
+            bare, wrapped = _unwrapped(outcome, job.rows)
+            try:
+                packed = _packed_by_reader(bare, job, served.step)
+            except NotShippableError:
+                mended = served.without_unpackable(outcome, job.how)
+                if mended is None:
+                    raise
+                outcome, wrapped = mended, None
+                packed = _packed_by_reader(mended, job, served.step)
         except BaseException as exc:  # SystemExit too: it is the handler's error
             self._send(Raised(job.batch, ErrorReport.of(exc)))
             return

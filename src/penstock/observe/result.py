@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from penstock.observe.metrics import Metrics
 
+MESSAGES = 64  # of errors that are told apart, for each step
+MESSAGE_LENGTH = 200  # characters of each
+OTHER_MESSAGES = "(others)"
+
 
 @dataclass(slots=True)
 class StepCount:
@@ -15,11 +19,23 @@ class StepCount:
     rows_in: int = 0
     rows_out: int = 0
     rows_failed: int = 0  # where errors are handled: rows that went to the step's failures
+    errors: dict[tuple[str, str], int] = field(default_factory=dict, compare=False)  # rows by error type and message
 
     def add(self, other: StepCount) -> None:
         self.rows_in += other.rows_in
         self.rows_out += other.rows_out
         self.rows_failed += other.rows_failed
+        for (error_type, message), rows in other.errors.items():
+            self.count_error(error_type, message, rows)
+
+    def count_error(self, error_type: str, message: str, rows: int = 1) -> None:
+        """Remember why rows failed: a bounded number of messages, and what is beyond them by type."""
+        key = error_type[:MESSAGE_LENGTH], message[:MESSAGE_LENGTH]
+        if key not in self.errors and len(self.errors) >= MESSAGES:
+            key = key[0], OTHER_MESSAGES
+            if key not in self.errors and len(self.errors) >= 2 * MESSAGES:
+                key = OTHER_MESSAGES, ""
+        self.errors[key] = self.errors.get(key, 0) + rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,21 @@ class Outputs(Generic[T]):
         return len(self._order)
 
 
+def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollection[Any]:
+    """Add a primitive step with one input and one output."""
+    return add_step(transform, pcoll).outputs[MAIN]
+
+
+def add_step(transform: PTransform[Any, Any], pcoll: PCollection[Any], tags: Sequence[str] = (MAIN,)) -> Node:
+    """Add a primitive step with one input."""
+    if not isinstance(pcoll, PCollection):
+        raise GraphError(
+            f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
+            "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
+        )
+    return pcoll.pipeline.add(transform, [pcoll], tags)
+
+
 def apply(transform: Any, left: Any) -> Any:
     """What `left | transform` does: check both, and expand the transform in the left side's pipeline."""
     if not isinstance(transform, PTransform):

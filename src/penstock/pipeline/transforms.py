@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +11,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import GraphError, UsageError
-from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform
+from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step, single
+from penstock.pipeline.handled import Handleable
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-class RowFunction(PTransform[PCollection[T], PCollection[U]]):
+class RowFunction(Handleable[PCollection[T], PCollection[U]]):
     """A step made of one function: what Map, FlatMap and Filter share.
 
     The function is copied (cloudpickle) to every thread that runs the step, also in this process: what it changes in its
@@ -121,7 +123,7 @@ class _CallableDoFn(DoFn[Any, Any]):
         self.process = fn  # type: ignore[method-assign]
 
 
-class ParDo(PTransform[PCollection[T], PCollection[U]]):
+class ParDo(Handleable[PCollection[T], PCollection[U]]):
     """Run a DoFn (or a function that returns an iterable or None) over every row."""
 
     def __init__(self, fn: DoFn[T, U] | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -135,9 +137,9 @@ class ParDo(PTransform[PCollection[T], PCollection[U]]):
         self.kwargs = kwargs
         self.tags: tuple[str, ...] = ()
 
-    def with_outputs(self, *tags: str, main: str | None = None) -> PTransform[PCollection[T], Outputs[Any]]:
+    def with_outputs(self, *tags: str, main: str | None = None) -> TaggedParDo:
         """Named outputs: rows yielded as TaggedOutput(tag, row). `main` names the output of the plain rows."""
-        return _TaggedParDo(self, tags, main)
+        return TaggedParDo(self, tags, main)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -146,7 +148,9 @@ class ParDo(PTransform[PCollection[T], PCollection[U]]):
         return f"ParDo({self.function_name})"
 
 
-class _TaggedParDo(PTransform[PCollection[Any], Outputs[Any]]):
+class TaggedParDo(Handleable[PCollection[Any], Outputs[Any]]):
+    """ParDo with named outputs: what with_outputs() returns."""
+
     def __init__(self, pardo: ParDo[Any, Any], tags: Sequence[str], main: str | None) -> None:
         names = [*tags, *([] if main is None else [main])]
         if len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
@@ -155,9 +159,13 @@ class _TaggedParDo(PTransform[PCollection[Any], Outputs[Any]]):
         self.names = tuple(tags)
         self.main = main
         self.label, self.hints = pardo.label, pardo.hints
+        self.handling, self.retry = pardo.handling, pardo.retry
 
     def expand(self, pcoll: PCollection[Any]) -> Outputs[Any]:
-        made = pcoll.pipeline.add(self._primitive(), [pcoll], (MAIN, *self.names)).outputs
+        return self.good(add_step(self.primitive(), pcoll, self.good_tags()))
+
+    def good(self, node: Node) -> Outputs[Any]:
+        made = node.outputs
         by_tag = {tag: made[tag] for tag in self.names}
         order = list(self.names)
         if self.main is not None:
@@ -165,9 +173,13 @@ class _TaggedParDo(PTransform[PCollection[Any], Outputs[Any]]):
             order.insert(0, self.main)
         return Outputs(by_tag, order)
 
-    def _primitive(self) -> ParDo[Any, Any]:
-        primitive: ParDo[Any, Any] = ParDo(self.pardo.dofn, *self.pardo.args, **self.pardo.kwargs)
+    def good_tags(self) -> tuple[str, ...]:
+        return MAIN, *self.names
+
+    def primitive(self) -> ParDo[Any, Any]:
+        primitive = copy.copy(self.pardo)
         primitive.tags = self.names
+        primitive.handling, primitive.retry = self.handling, self.retry
         return primitive
 
     def default_label(self) -> str:
@@ -255,21 +267,6 @@ class GroupIntoBatches(PTransform[PCollection[tuple[Any, T]], PCollection[tuple[
 
     def expand(self, pcoll: PCollection[tuple[Any, T]]) -> PCollection[tuple[Any, list[T]]]:
         return single(self, pcoll)
-
-
-def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollection[Any]:
-    """Add a primitive step with one input and one output."""
-    return add_step(transform, pcoll).outputs[MAIN]
-
-
-def add_step(transform: PTransform[Any, Any], pcoll: PCollection[Any], tags: Sequence[str] = (MAIN,)) -> Node:
-    """Add a primitive step with one input."""
-    if not isinstance(pcoll, PCollection):
-        raise GraphError(
-            f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
-            "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
-        )
-    return pcoll.pipeline.add(transform, [pcoll], tags)
 
 
 def describe_function(fn: Callable[..., Any]) -> str:

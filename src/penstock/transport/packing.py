@@ -102,6 +102,15 @@ def pack(block: Block, step: str = "") -> list[Any]:
     return [padded for buffer in (header, *buffers) for padded in (buffer, bytes(-length(buffer) % ALIGNMENT))]
 
 
+def why_not_packed(row: Any) -> Exception | None:
+    """What keeps a row from being packed, if anything does."""
+    try:
+        dump_rows(row, lambda _: None)
+    except Exception as exc:
+        return exc
+    return None
+
+
 def unpack(data: memoryview) -> Iterator[Block]:
     """The blocks in a run of packed ones. Arrays are views of `data`, which should be writable."""
     at = 0
@@ -150,13 +159,7 @@ def length(buffer: Any) -> int:
 
 
 def _not_shippable(rows: list[Any], step: str, exc: Exception) -> NotShippableError:
-    for row in rows:
-        try:
-            dump_rows(row)
-        except Exception:
-            break
-    else:
-        row = rows
+    row = next((row for row in rows if why_not_packed(row) is not None), rows)
     return NotShippableError(
         f"step {step!r}: a row of type {type(row).__name__} cannot be sent to another process "
         f"({type(exc).__name__}: {safe_str(exc)})\n  row: {shorten(row)}\n  turn it into plain data with ps.Map(...) "

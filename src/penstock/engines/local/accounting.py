@@ -10,8 +10,9 @@ from penstock.io.sink import Write
 from penstock.io.source import Read
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN, Node, PCollection
+from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Flatten, Map, Reshuffle
+from penstock.pipeline.transforms import Filter, Flatten, Map, Reshuffle
 
 
 def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
@@ -23,6 +24,11 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
         if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out + count.rows_failed:
             failed = f" and {count.rows_failed} failures" if count.rows_failed else ""
             raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}{failed}; it must give one for each")
+        if isinstance(node.transform, Filter) and count.rows_in < count.rows_out + count.rows_failed:
+            what = f"took {count.rows_in} rows and gave {count.rows_out} and {count.rows_failed} failures"
+            raise _error(node, f"{what}; it must give at most one for each")
+        if count.rows_in < count.rows_failed:
+            raise _error(node, f"took {count.rows_in} rows, of which {count.rows_failed} failed")
         given = _given_to(node, counts)
         if given is not None and given != count.rows_in:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
@@ -44,8 +50,11 @@ def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
 
 def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int | None:
     producer = pcoll.producer
+    count = counts.get(producer.label, StepCount())
+    if pcoll.tag == FAILURES:
+        return count.rows_failed
     answers = isinstance(producer.transform, RunInference) and pcoll.tag == MAIN  # failures are counted apart
-    return counts.get(producer.label, StepCount()).rows_out if answers or len(producer.outputs) == 1 else None
+    return count.rows_out if answers or len(producer.outputs.keys() - {FAILURES}) == 1 else None
 
 
 def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:

@@ -27,6 +27,7 @@ from penstock.engines.local.inline import FailedHere
 from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
 from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
+from penstock.engines.local.thresholds import Thresholds
 from penstock.engines.plan import Outlet, Plan
 from penstock.errors import EngineError, NotShippableError, WorkerDiedError
 from penstock.observe.metrics import Metrics
@@ -79,6 +80,7 @@ class Coordinator:
         self._workers = workers
         self._few_splits = few_splits  # stages whose output is cut finely
         self._watch = watch
+        self._thresholds = Thresholds(plan)
         self._running: dict[int, Task] = {}
 
     def run(self) -> Tally:
@@ -87,6 +89,7 @@ class Coordinator:
             for command in self._scheduler.decide(time.monotonic()):
                 self._carry_out(command)
             if self._scheduler.finished:
+                self._thresholds.check_all(self.tally.counts)
                 return self.tally
             for worker, event in self._workers.wait(self._patience()):
                 self._handle(worker, event)
@@ -152,6 +155,7 @@ class Coordinator:
         self.tally.splits += 1
         for label, count in done.result.counts.items():
             self.tally.counts.setdefault(label, StepCount()).add(count)
+        self._thresholds.check(done.result.counts, self.tally.counts)
         self.tally.parts += done.result.parts
         self.tally.stage_rows[task.stage] = self.tally.stage_rows.get(task.stage, 0) + done.result.rows_read
         for outlet, chunks in done.shipped:

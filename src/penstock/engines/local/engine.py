@@ -236,7 +236,9 @@ def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: i
         batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
         from_source = any(root.transform is not None for root in stage.roots)
         name = " > ".join(models or dict.fromkeys(step.label for step in steps))
-        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, known if from_source and known else None, batch))
+        failed = sum(tally.counts.get(label, StepCount()).rows_failed for label in {step.label for step in steps})
+        of = known if from_source and known else None
+        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, of, batch, failed))
     return lines
 
 

@@ -7,6 +7,7 @@ has few splits, chunks start small and grow, so that few rows are shared out amo
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.blocks import Block, byte_size, row_count, slice_rows
+from penstock.errors import NotShippableError
+from penstock.failures import Failure
+from penstock.rows import shorten
 from penstock.transport.channel import INLINE_BYTES, anonymous_file, read_all, write_all
-from penstock.transport.packing import length, pack, unpack
+from penstock.transport.packing import length, pack, unpack, why_not_packed
 
 CHUNK_BYTES = 64 << 20
 SPREAD_ROWS = (16, 16384)  # rows of the first chunk, and of the largest, where there are few splits to share out
@@ -97,6 +101,8 @@ class Cutter:
 class KeptShipment:
     """Blocks for collect() that stay in this process."""
 
+    packs = False
+
     def __init__(self) -> None:
         self.chunks = [Chunk(0, 0, blocks=[])]
 
@@ -109,6 +115,8 @@ class KeptShipment:
 class PackedShipment:
     """Blocks packed for another process."""
 
+    packs = True
+
     def __init__(self, step: str, cutter: Cutter) -> None:
         self.chunks: list[Chunk] = []
         self.fds: list[int] = []
@@ -119,9 +127,19 @@ class PackedShipment:
         self._at = 0
 
     def add(self, block: Block) -> None:
-        for piece, full in self._cutter.cut(block):
-            self._packed.extend(pack(piece, self._step))
-            self._rows += row_count(piece)
+        """All of the block, or nothing and an error. A failed row that cannot be packed goes as text."""
+        cutter = copy.copy(self._cutter)
+        try:
+            pieces = [(pack(piece, self._step), row_count(piece), full) for piece, full in self._cutter.cut(block)]
+        except NotShippableError:
+            self._cutter = cutter
+            if (told := _with_rows_as_text(block)) is None:
+                raise
+            self.add(told)
+            return
+        for packed, rows, full in pieces:
+            self._packed.extend(packed)
+            self._rows += rows
             if full:
                 self._close_chunk()
 
@@ -162,3 +180,15 @@ class PackedShipment:
         self.chunks.append(Chunk(self._rows, size, file=len(self.fds) - 1, offset=self._at))
         self._at += size
         self._packed, self._rows = [], 0
+
+
+def _with_rows_as_text(block: Block) -> Block | None:
+    """Failures, with the rows that cannot be packed as shortened text; None if no row of the block is such a one."""
+    if not isinstance(block, list):
+        return None
+    told = [(shorten(row[0]), row[1]) if _is_failed(row) and why_not_packed(row) else row for row in block]
+    return told if any(old is not new for old, new in zip(block, told, strict=True)) else None
+
+
+def _is_failed(row: Any) -> bool:
+    return type(row) is tuple and len(row) == 2 and isinstance(row[1], Failure)

@@ -1,0 +1,138 @@
+"""Rows and answers that cannot be sent to another process: where errors are handled, they cost themselves alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import penstock as ps
+from penstock.errors import NotShippableError
+from penstock.failures import NOT_PICKLABLE, RAISED, Handling
+from penstock.inference.hosted import ServedModel
+from penstock.models.server import Outcome
+
+
+class Answer(ps.ModelHandler):
+    """The model is a function of one row."""
+
+    def __init__(self, function, **settings):
+        super().__init__(**settings)
+        self.function = function
+
+    def load_model(self):
+        return self.function
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model(row) for row in batch]
+
+
+def collected(**outputs):
+    """The rows of several outputs, of one run."""
+    tagged = [pcoll | f"as {name}" >> ps.Map(lambda row, name: (name, row), name) for name, pcoll in outputs.items()]
+    made = {name: [] for name in outputs}
+    for name, row in (tagged | ps.Flatten()).collect():
+        made[name].append(row)
+    return made
+
+
+def lock_at(*bad):
+    return lambda row: threading.Lock() if row in bad else row
+
+
+@pytest.fixture(params=["Map", "FlatMap", "ParDo", "RunInference"])
+def step(request):
+    """A step whose output for 3 and 11 cannot be pickled, and which raises for 5."""
+
+    def make(row):
+        return threading.Lock() if row in (3, 11) else 10 // (row - 5)
+
+    return {
+        "Map": ps.Map(make),
+        "FlatMap": ps.FlatMap(lambda row: [make(row)]),
+        "ParDo": ps.ParDo(lambda row: [make(row)]),
+        "RunInference": ps.RunInference(Answer(make, max_batch_size=4).with_postprocess_fn(lambda row: row)),
+    }[request.param]
+
+
+def test_an_output_that_cannot_be_packed_costs_its_row(pipeline, step):
+    p = pipeline()
+    good, failures = p | ps.Create(range(20)) | "Step" >> step.with_exception_handling()
+    failures = failures if isinstance(failures, ps.PCollection) else failures.failed_inferences
+    made = collected(good=good | ps.Reshuffle(), failures=failures)
+    assert made["good"] == [10 // (row - 5) for row in range(20) if row not in (3, 5, 11)]
+    assert [(row, failure.kind, failure.error_type) for row, failure in made["failures"]] == [
+        *((3, NOT_PICKLABLE, "TypeError"), (5, RAISED, "ZeroDivisionError"), (11, NOT_PICKLABLE, "TypeError")),
+    ]
+    assert (p.result.counts["Step"].rows_out, p.result.counts["Step"].rows_failed) == (17, 3)
+
+
+@pytest.mark.parametrize("shipped", [("a",), ("b",), ("a", "b")])
+def test_one_of_several_outputs_that_cannot_be_packed_costs_the_whole_row(pipeline, shipped):
+    def both(row):
+        yield ps.TaggedOutput("a", row)
+        yield ps.TaggedOutput("b", threading.Lock() if row == 4 else -row)
+
+    outs, failures = pipeline() | ps.Create(range(8)) | ps.ParDo(both).with_outputs("a", "b").with_exception_handling()
+    made = collected(
+        failures=failures | ps.Map(lambda failed: (failed[0], failed[1].kind)),
+        **{tag: outs[tag] | tag >> ps.Reshuffle() for tag in shipped},
+    )
+    good = [row for row in range(8) if row != 4 or shipped == ("a",)]
+    assert made["failures"] == ([] if shipped == ("a",) else [(4, NOT_PICKLABLE)])
+    assert made.get("a", good) == good
+    assert made.get("b", []) == [-row for row in good if "b" in shipped]
+
+
+def test_a_row_that_a_filter_keeps_and_that_cannot_be_packed(pipeline):
+    rows = pipeline() | ps.Create(range(8)) | ps.Map(lock_at(2, 5))
+    kept, failures = rows | ps.Filter(lambda row: row != 0 and row != 6).with_exception_handling()
+    kinds = failures | ps.Map(lambda failed: failed[1].kind)
+    assert collected(kept=kept | ps.Reshuffle(), kinds=kinds) == {"kept": [1, 3, 4, 7], "kinds": [NOT_PICKLABLE] * 2}
+
+
+def test_an_output_that_cannot_be_packed_ends_the_run_where_that_is_not_handled(pipeline):
+    rows = pipeline() | ps.Create(range(4))
+    for step in (ps.Map(lock_at(2)), ps.Map(lock_at(2)).with_retry(ps.Retry(backoff=0))):
+        with pytest.raises(NotShippableError, match="a row of type lock cannot be sent to another process"):
+            (rows | step | ps.Reshuffle()).collect()
+    good, _ = rows | ps.Map(lock_at(2)).with_exception_handling(exc_class=LookupError)
+    with pytest.raises(NotShippableError):
+        (good | ps.Reshuffle()).collect()
+
+
+def test_what_a_later_step_cannot_send_is_not_the_row_of_an_earlier_one(pipeline):
+    good, _ = pipeline() | ps.Create(range(4)) | ps.Map(lambda row: row).with_exception_handling()
+    with pytest.raises(NotShippableError):
+        (good | ps.Map(lock_at(2)) | ps.Reshuffle()).collect()
+
+
+def test_a_failed_row_that_cannot_be_packed_goes_as_text(pipeline):
+    rows = pipeline() | ps.Create(range(6)) | ps.Map(lock_at(1, 4))
+    _, failures = rows | ps.Map(lambda row: row // (row % 2)).with_exception_handling()
+    made = (failures | ps.Reshuffle()).collect()
+    lock = "<unlocked _thread.lock"
+    assert [row if isinstance(row, int) else row[: len(lock)] for row, _ in made] == [0, lock, 2, lock]
+    assert made[1][1].error_type == "TypeError"
+
+
+def test_a_row_that_cannot_be_sent_to_the_models_process(pipeline):
+    rows = pipeline() | ps.Create(range(20)) | ps.Map(lock_at(1, 14))
+    model = Answer(lambda row: 10 // (row - 5), max_batch_size=4)
+    good, failures = rows | ps.RunInference(model).with_exception_handling(use_subprocess=True)
+    made = collected(good=good, kinds=failures.failed_inferences | ps.Map(lambda failed: failed[1].kind))
+    assert made["good"] == [10 // (row - 5) for row in range(20) if row not in (1, 5, 14)]
+    assert made["kinds"] == [NOT_PICKLABLE, RAISED, NOT_PICKLABLE]
+    assert [type(row) for row, _ in (failures.failed_inferences | ps.Reshuffle()).collect()] == [str, int, str]
+
+
+def test_an_answer_that_a_host_cannot_send_fails_alone():
+    served = ServedModel("Ask", Answer(str), ())
+    outcome = Outcome([1, threading.Lock(), None], {2: "failed"})
+    got = served.without_unpackable(outcome, (None, "Ask", Handling(), None))
+    assert got.answers == [1, None, None]
+    assert got.failures[2] == "failed"
+    assert (got.failures[1].kind, got.failures[1].error_type, got.failures[1].step) == (NOT_PICKLABLE, "TypeError", "Ask")
+    assert served.without_unpackable(outcome, (None, "Ask", None, None)) is None
+    assert served.without_unpackable(outcome, (None, "Ask", Handling(exc_class=LookupError), None)) is None
+    assert served.without_unpackable(Outcome([1], {}), (None, "Ask", Handling(), None)) is None
