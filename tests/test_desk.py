@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
 from penstock.models import desk as desks
-from penstock.models.desk import Batch, BreakBatch, Desk, End, GiveUp, KillCopy, Parcel, RunBatch, StartCopy
+from penstock.models.batch import Batch, Parcel
+from penstock.models.desk import BreakBatch, Desk, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.messages import HostSpec
 
 # Random runs.

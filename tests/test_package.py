@@ -24,7 +24,7 @@ LAYERS = {
     "inference": {"models", "batching", "observe", "pipeline", "transport", "retry", "failures", "rows", "blocks", "errors"},
     "io": {"pipeline", "failures", "rows", "blocks", "errors"},
     "pipeline": {"batching", "options", "retry", "failures", "errors"},
-    "models": {"batching", "transport", "rows", "blocks", "errors"},
+    "models": {"failures", "batching", "transport", "rows", "blocks", "errors"},
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},

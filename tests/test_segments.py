@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.models.broker import Line
+from penstock.models.lines import Line
 from penstock.transport import channel as channels
 from penstock.transport import segments as module
 from penstock.transport.channel import Channel, Frames, anonymous_file, frame, read_all, write_all

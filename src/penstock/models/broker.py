@@ -8,33 +8,20 @@ through as bytes or as descriptors of anonymous files.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
 import selectors
 import signal
 import socket
-import subprocess
 import time
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.batching.entry import Entry
 from penstock.errors import ModelLoadError
-from penstock.models.desk import (
-    Batch,
-    BreakBatch,
-    Command,
-    Desk,
-    End,
-    GiveUp,
-    KillCopy,
-    Parcel,
-    RunBatch,
-    StartCopy,
-)
+from penstock.models.batch import Batch, Parcel
+from penstock.models.desk import BreakBatch, Command, Desk, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.lines import Client, Held, Model
 from penstock.models.messages import (
     Answers,
     Bring,
@@ -62,8 +49,7 @@ from penstock.models.messages import (
     Welcome,
 )
 from penstock.models.rendezvous import Address, same_user
-from penstock.transport.channel import Frames, frame, read_all
-from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
+from penstock.transport.channel import read_all
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -83,119 +69,6 @@ def main(directory: str, name: str, listening: str, told: str) -> None:
     finally:
         Address(directory, name).remove()  # while it listens: nobody starts another one before this name is free
         broker.end()
-
-
-class Held:
-    """A submitted block: bytes, or shared memory that is let go of with the last batch that needs it."""
-
-    def __init__(self, payload: Payload, fds: Sequence[int], how: bytes) -> None:
-        self.payload = payload
-        self.fd = fds[payload.at] if isinstance(payload, SegmentRef) else None
-        self.how = how
-
-    def __del__(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-
-
-class Line:
-    """A connection: what is to be sent waits here, never the broker."""
-
-    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, owner: Any) -> None:
-        self.sock = sock
-        self.frames = Frames(sock)
-        self._selector = selector
-        self._owner = owner
-        self._out: deque[tuple[memoryview, list[int]]] = deque()
-        selector.register(sock, selectors.EVENT_READ, owner)
-
-    def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        with frame(message, fds, plain=True) as (data, beside):
-            self._out.append((memoryview(data), [os.dup(fd) for fd in beside]))
-        if len(self._out) == 1:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what can be sent. A peer that is gone is noticed when it is read from."""
-        while self._out:
-            data, fds = self._out[0]
-            try:
-                sent = socket.send_fds(self.sock, [data], fds)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._drop()
-                break
-            for fd in fds:
-                os.close(fd)
-            if sent == len(data):
-                self._out.popleft()
-            else:
-                self._out[0] = data[sent:], []
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-        if self._selector.get_key(self.sock).events != wanted:
-            self._selector.modify(self.sock, wanted, self._owner)
-
-    def close(self) -> None:
-        self._drop()
-        self._selector.unregister(self.sock)
-        self.frames.close()
-        self.sock.close()
-
-    def _drop(self) -> None:
-        for _, fds in self._out:
-            for fd in fds:
-                os.close(fd)
-        self._out.clear()
-
-
-class Client:
-    def __init__(self, number: int, sock: socket.socket, selector: selectors.BaseSelector) -> None:
-        self.number = number
-        self.line = Line(sock, selector, self)
-        self.parcels: dict[int, int] = {}  # ticket -> parcel, while it is not answered
-
-
-class Model:
-    """The process that holds one copy."""
-
-    def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector) -> None:
-        self.copy = copy
-        self.sent: set[int] = set()  # parcels whose rows it has
-        self.ended = 0.0  # when its last batch did
-        self.killed_because: str | None = None
-        self._selector = selector
-        device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
-        ours, theirs = map(above_standard, socket.socketpair())
-        with theirs:
-            arguments = [theirs.fileno(), spec.concurrent, "untimed" if spec.timeout is None else "timed"]
-            self.process: subprocess.Popen[bytes] = start_interpreter(
-                "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
-            )
-        self.line = Line(ours, selector, self)
-        self.pidfd = open_pidfd(self.process.pid)
-        if self.pidfd is not None:
-            selector.register(self.pidfd, selectors.EVENT_READ, self)
-        self.line.send(spec.program)
-
-    def kill(self, why: str | None = None) -> None:
-        self.killed_because = why
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def bury(self) -> str:
-        """It is gone, or as good as: end what it started, and say how it ended."""
-        self.line.close()
-        if self.pidfd is not None:
-            self._selector.unregister(self.pidfd)
-            os.close(self.pidfd)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.5 if self.killed_because is None else 0)
-        code = self.process.poll()
-        self.kill(self.killed_because)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for that
-            self.process.wait(2)
-        return self.killed_because or describe_exit(code)
 
 
 class Broker:

@@ -10,78 +10,20 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
-from penstock.batching.entry import Aim, Entry, Span
-from penstock.batching.isolation import Blame, isolate
+from penstock.batching.entry import Entry
+from penstock.batching.isolation import Blame
+from penstock.failures import CRASHED, TIMED_OUT
+from penstock.models.batch import Batch, Hunt, Parcel
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
 HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 LINGER = (0.002, 1.0)  # seconds that a free model waits at most for rows that may come: the least, the most
-
-
-class Parcel(NamedTuple):
-    """Rows that a client submitted together: what the batcher carries."""
-
-    number: int
-    client: int
-    lane: int
-    ticket: int
-    content: Any  # the broker's own
-
-
-@dataclass(eq=False)
-class Batch:
-    number: int
-    spans: list[Span[Parcel]]
-    aim: Aim | None = None  # that it was cut for; None: it runs again, and teaches nothing about sizes
-    deaths: int = 0  # of processes that held this batch alone
-    suspect: bool = False  # a process died with it: it now runs alone
-    started: float | None = None
-    hunt: Hunt | None = None  # that this is a part of
-
-    @property
-    def rows(self) -> int:
-        return sum(stop - start for _, start, stop in self.spans)
-
-    @property
-    def lengths(self) -> list[int] | None:
-        if self.spans[0].entry.lengths is None or self.spans[0].entry.alone:
-            return None
-        return [length for entry, start, stop in self.spans for length in (entry.lengths or ())[start:stop]]
-
-
-class Hunt:
-    """The search for the rows of a batch that kill their process, or hang it. Each part of it runs alone."""
-
-    def __init__(self, batch: Batch, kind: str, how: str) -> None:
-        self.kind = kind
-        self.rows = [(entry, at) for entry, start, stop in batch.spans for at in range(start, stop)]
-        self.search = isolate(len(self.rows), how, lambda _: False)
-        self.unknown = set(range(len(self.rows)))
-        self.restarts = 1
-        self.found = 0
-        self.asked: tuple[int, int] = (0, len(self.rows))  # the part that runs now
-        self.confirming: tuple[int, int] | None = None  # what is blamed, while it runs once more
-
-    @property
-    def is_over_budget(self) -> bool:
-        return self.restarts > (len(self.rows).bit_length() + 3) * (self.found + 1)
-
-    def spans(self, rows: Iterable[int]) -> list[Span[Parcel]]:
-        """These rows of the batch, neighbours together."""
-        spans: list[Span[Parcel]] = []
-        for row in rows:
-            entry, at = self.rows[row]
-            if spans and spans[-1].entry is entry and spans[-1].stop == at:
-                spans[-1] = Span(entry, spans[-1].start, at + 1)
-            else:
-                spans.append(Span(entry, at, at + 1))
-        return spans
 
 
 # Commands.
@@ -255,7 +197,7 @@ class Desk:
             if batch not in ran or (len(ran) > 1 and self._spec.retry_safe) or self._is_to_run_again(batch):
                 self._again.appendleft(batch)
             else:
-                commands += self._failed(batch, "crashed", f"the model's process died with these rows: {how}")
+                commands += self._failed(batch, CRASHED, f"the model's process died with these rows: {how}")
         return commands
 
     def _is_to_run_again(self, batch: Batch) -> bool:
@@ -302,7 +244,7 @@ class Desk:
             rows = [n for n in range(start, stop) if n in hunt.unknown and hunt.rows[n][0].item.number in self._left]
             if not rows:
                 continue  # they are answered, or nobody wants them
-            if isinstance(step, Blame) and hunt.kind == "timed out":
+            if isinstance(step, Blame) and hunt.kind == TIMED_OUT:
                 commands += self._blame(hunt, start, stop, step.error)
                 continue
             if isinstance(step, Blame):  # once more: what killed its process may have come from outside
@@ -380,15 +322,13 @@ class Desk:
             late = [b for b in copy.batches if limit is not None and b.started is not None and now >= b.started + limit]
             for batch in late:
                 copy.batches.remove(batch)
-                yield from self._failed(batch, "timed out", f"the model took longer than the timeout of {limit:g} s")
+                yield from self._failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
             if late:
                 copy.state = "killed"
                 for batch in list(copy.batches):  # innocent: they go on elsewhere
                     if batch.started is not None and not self._spec.retry_safe:
                         copy.batches.remove(batch)
-                        yield from self._failed(
-                            batch, "timed out", "another batch took too long, and these rows were called"
-                        )
+                        yield from self._failed(batch, TIMED_OUT, "another batch took too long, and these rows were called")
                     batch.started = None
                 yield KillCopy(number, f"a batch took longer than {limit:g} s")
 
