@@ -374,7 +374,7 @@ def test_failures_are_written_as_they_are(pipeline, tmp_path):
     p = pipeline()
     good, failures = p | ps.Create(range(10)) | "Ask" >> ps.RunInference(Model(poison(3))).with_exception_handling()
     good | ps.WriteToJsonl(str(tmp_path / "good"))
-    failures.failed_inferences | ps.WriteToJsonl(str(tmp_path / "failed"))
+    failures | ps.WriteToJsonl(str(tmp_path / "failed"))
     p.run()
     (path,) = (tmp_path / "failed").glob("*.jsonl")
     row, failure = json.loads(path.read_text())
@@ -386,6 +386,7 @@ def test_all_failures_as_one_collection(pipeline):
     handler = Model(poison(3)).with_preprocess_fn(lambda row: 6 // row and row)
     _, failures = pipeline() | ps.Create([0, 3, 1]) | ps.RunInference(handler).with_exception_handling()
     assert failed_rows((failures | ps.Flatten()).collect()) == [0, 3]
+    assert failed_rows((failures | ps.Map(lambda failed: failed)).collect()) == [0, 3]
 
 
 def test_failures_cross_a_reshuffle(pipeline):

@@ -61,6 +61,11 @@ def join(blocks: Sequence[Block]) -> Block:
     return pa.concat_tables(blocks, promote_options="default")
 
 
+def row_at(block: Block, index: int) -> Any:
+    """One row."""
+    return block[index] if isinstance(block, list) else block.slice(index, 1).to_pylist()[0]
+
+
 def gather(pieces: Sequence[tuple[Block, int, int]]) -> Block:
     """Rows of several blocks of one kind, each from and to, as one block."""
     if len(pieces) > 1 and all(stop - start == 1 for _, start, stop in pieces) and isinstance(pieces[0][0], list):

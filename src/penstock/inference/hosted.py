@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from penstock.blocks import Block, byte_size, is_table, rows_of
+from penstock.blocks import Block, byte_size, is_table, row_at, rows_of
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
 from penstock.failures import NOT_PICKLABLE, TIMED_OUT, Failure, Handling
 from penstock.inference.handler import ModelHandler, concurrent_batches
-from penstock.inference.model import ModelCopy
+from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.ticket import Caller, Ticket, answers_of
 from penstock.inference.transform import RunInference
 from penstock.models.client import HostClient
@@ -29,8 +29,6 @@ from penstock.transport.packing import pack, why_not_packed
 
 if TYPE_CHECKING:
     from penstock.inference.session import Sessions
-
-BYTES_SAMPLED_EVERY = 16  # batches
 
 
 def wishes_of(transform: RunInference[Any, Any]) -> Wishes:
@@ -74,7 +72,7 @@ class ServedModel:
         self._copy.announce(calling)
         given = batch if handling is None else rows_of(batch)
         outcomes = self._copy.outcomes(given, args, step, handling, retry)
-        size = self._copy.byte_size(batch) if self._batches % BYTES_SAMPLED_EVERY == 0 else None
+        size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
         self._batches += 1
         return Outcome(*outcomes, self._copy.take_out_of_memory(), size)
 
@@ -218,7 +216,7 @@ class HostedSession:
                 ticket, step = submitted.ticket, submitted.step
                 if submitted.handling is None:
                     held = f"it held a batch of {message.rows} rows, among them" if message.rows > 1 else "row"
-                    what = f"step {step!r}: {message.message}\n  {held}: {shorten(_row(ticket.block, start))}"
+                    what = f"step {step!r}: {message.message}\n  {held}: {shorten(row_at(ticket.block, start))}"
                     ticket.error = ticket.error or kind(what)
                 else:
                     error = kind(message.message)
@@ -362,7 +360,3 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
         variables={**thread_variables(max(1, around.cores // place.copies)), **handler._env_vars},
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
     )
-
-
-def _row(block: Block, index: int) -> Any:
-    return block[index] if isinstance(block, list) else block.slice(index, 1).to_pylist()[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from penstock.batching.isolation import Blame, blamed, isolate
 from penstock.batching.limits import up_to_bucket
-from penstock.blocks import Block, join, row_count, slice_rows
+from penstock.blocks import Block, join, row_at, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
@@ -18,6 +18,8 @@ from penstock.inference.handler import ModelHandler
 from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
 from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
+
+BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
 
 class Outcomes(NamedTuple):
@@ -168,11 +170,11 @@ class ModelCopy:
     def _error(self, batch: Block, error: BaseException, step: str, attempts: int) -> StepError:
         """What ends the run: the row that is to blame, or the rows of which none could be."""
         if row_count(batch) == 1:
-            return row_error(step, _row(batch, 0), error, attempts)
+            return row_error(step, row_at(batch, 0), error, attempts)
         why = "none of which fails alone" if self.handler.retry_safe else "which are not safe to call again (retry_safe)"
         return StepError(
             f"step {step!r}: {type(error).__name__}: {safe_str(error)}{after(attempts)}\n  raised for a batch of "
-            f"{row_count(batch)} rows, {why}; its first row: {shorten(_row(batch, 0))}"
+            f"{row_count(batch)} rows, {why}; its first row: {shorten(row_at(batch, 0))}"
         )
 
     def _is_out_of_memory(self, error: BaseException) -> bool:
@@ -224,7 +226,3 @@ def _put_together(batch: Block, pieces: list[tuple[int, Any]], failures: Mapping
     for at in failures:
         answers[at] = None
     return answers
-
-
-def _row(batch: Block, index: int) -> Any:
-    return batch[index] if isinstance(batch, list) else batch.slice(index, 1).to_pylist()[0]

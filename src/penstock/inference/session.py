@@ -29,7 +29,7 @@ from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Failure, Handling
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedLane, HostedSession, wishes_of
-from penstock.inference.model import ModelCopy
+from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.ticket import Caller, Request, Ticket, answers_of, identity_of, lengths_of, settle
 from penstock.inference.transform import RunInference
 from penstock.models.memory import available_bytes
@@ -38,8 +38,6 @@ from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
-
-BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
 METRICS = (
     "num_inferences",

@@ -15,6 +15,7 @@ from penstock.inference.path import RowPath
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
+from penstock.pipeline.transforms import Flatten
 from penstock.retry import Retry
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class InferenceFailures(Outputs[tuple[Any, Failure]]):
     """The rows that RunInference has no answer for, as collections of (row, Failure).
 
     The row is as it came into RunInference, with its key; for postprocessing it is the answer that the function was given.
-    All of them together, in this order: `failures | ps.Flatten()`.
+    `failures | transform` is for all of them together, in this order.
     """
 
     failed_preprocessing: tuple[PCollection[tuple[Any, Failure]], ...]  # one for each function, in the order they run
@@ -112,6 +113,12 @@ class InferenceFailures(Outputs[tuple[Any, Failure]]):
         self.failed_preprocessing = tuple(by_tag[failed_preprocessing(number)] for number in range(before))
         self.failed_inferences = by_tag[FAILED_INFERENCES]
         self.failed_postprocessing = tuple(by_tag[failed_postprocessing(number)] for number in range(after))
+
+    def __or__(self, transform: PTransform[Any, Any]) -> Any:
+        if isinstance(transform, Flatten):
+            return transform.__ror__(self)
+        together: PCollection[tuple[Any, Failure]] = tuple(self) | Flatten()
+        return together | transform
 
 
 class HandledInference(PTransform[PCollection[T], tuple[PCollection[U], InferenceFailures]]):
