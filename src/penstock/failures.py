@@ -77,6 +77,11 @@ class Handling:
         if seconds is not None and (not isinstance(seconds, numbers.Real) or isinstance(seconds, bool) or not seconds > 0):
             raise UsageError(f"timeout={seconds!r}: expected seconds, more than 0, or None for no limit")
 
+    @property
+    def isolated(self) -> bool:
+        """Whether the code runs in a process of its own, that may be killed or die."""
+        return self.use_subprocess or self.timeout is not None
+
     def handles(self, exc: BaseException) -> bool:
         """Whether the error costs its row alone. SystemExit from the user's code counts like an Exception."""
         return isinstance(exc, self.exc_class) or (isinstance(exc, SystemExit) and issubclass(Exception, self.exc_class))

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
+from penstock.engines.inference_operator import InferenceOperator
 from penstock.engines.operator import Emit, Operator, RefusedError
-from penstock.engines.operators import InferenceOperator, make_operator
+from penstock.engines.operators import make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
 from penstock.inference.session import Sessions

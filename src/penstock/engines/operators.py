@@ -13,11 +13,11 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.engines.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
 from penstock.engines.guarded import GuardedFilter, GuardedFlatMap, GuardedMap
-from penstock.engines.operator import Operator, RefusedError
+from penstock.engines.inference_operator import InferenceOperator
+from penstock.engines.isolated import IsolatedOperator
+from penstock.engines.operator import Operator
 from penstock.engines.pardo_operators import GuardedParDo, ParDoOperator
-from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
-from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.pipeline.handled import Handleable
@@ -84,62 +84,12 @@ class FlatMapOperator(Operator):
             yield made
 
 
-class InferenceOperator(Operator):
-    def __init__(self, label: str, transform: RunInference[Any, Any], sessions: Sessions, caller: Caller) -> None:
-        super().__init__(label)
-        self._transform = transform
-        self._sessions = sessions
-        self._caller = caller
-        self._stream: InferenceStream | None = None
-
-    def start(self) -> None:
-        session = self._sessions.open(self.label, self._transform)
-        kind = InferenceStream if self._transform.handling is None else HandlingStream
-        self._stream = kind(self.label, self._transform, session, self._caller)
-
-    def push(self, block: Block) -> None:
-        assert self._stream is not None
-        for answers in self._stream.push(block):
-            self._give(answers, self._stream)
-        self._emit_failures(self._stream)
-
-    def finish(self) -> None:
-        assert self._stream is not None
-        for answers in self._stream.finish():
-            self._give(answers, self._stream)
-        self._emit_failures(self._stream)
-        self.count.rows_in += self._stream.rows_in
-        self._close()
-
-    def unanswered(self) -> int:
-        return self._stream.unanswered() if self._stream is not None else 0
-
-    def abort(self) -> None:
-        self._close()
-
-    def _give(self, answers: Block, stream: InferenceStream) -> None:
-        try:
-            self.emit(answers)
-        except RefusedError as exc:
-            rest = stream.refuse(answers) if exc.block is answers else None
-            if rest is None:
-                raise
-            self.emit(rest)
-
-    def _emit_failures(self, stream: InferenceStream) -> None:
-        for tag, failed in stream.take_failed().items():
-            self.fail(failed, tag)
-
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-
 def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
     """The operator that carries out a primitive transform."""
     if isinstance(transform, RunInference):
         return InferenceOperator(label, transform, sessions, caller)
+    if isinstance(transform, Handleable) and transform.handling is not None and transform.handling.isolated:
+        return IsolatedOperator(label, transform, sessions, caller)
     guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)
     for kind, operator in (_GUARDED if guarded else _OPERATORS).items():
         if isinstance(transform, kind):

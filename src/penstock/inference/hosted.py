@@ -69,7 +69,9 @@ class ServedModel:
     def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
         args, step, handling, retry = how
         assert self._copy is not None
-        self._copy.announce(calling)
+        for told in (self._copy, self._handler):  # a handler that calls its model more than once says so, too
+            if hasattr(told, "announce"):
+                told.announce(calling)
         given = batch if handling is None else rows_of(batch)
         outcomes = self._copy.outcomes(given, args, step, handling, retry)
         size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)

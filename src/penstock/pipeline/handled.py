@@ -49,16 +49,13 @@ class Handleable(Retryable[InT, OutT]):
 
         Errors of `exc_class` cost their row and not the run; others end it as before. A row that fails leaves nothing in
         `good`, also if it had yielded rows before it raised. If more than the share `threshold` of the rows fails, the run
-        stops. `use_subprocess` and `timeout` are for RunInference only.
+        stops. With `timeout`, seconds for one row, or `use_subprocess` the function runs in a process of its own, whose
+        hangs and crashes cost a row too.
         """
-        for name, value in (("use_subprocess", use_subprocess or None), ("timeout", timeout)):
-            if value is not None:
-                raise UsageError(
-                    f"{name}={value!r}: {type(self).__name__} runs in its worker, and cannot be ended there by itself yet; "
-                    "leave it out, or put the code that may hang or crash into a ModelHandler: RunInference has both"
-                )
         handled = copy.copy(self)
-        handled.handling = Handling(exc_class=exc_class, threshold=threshold)
+        handled.handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
+        if handled.handling.isolated:
+            self.check_isolated()
         return HandledStep(handled)
 
     # What a step with several outputs of its own overrides.
@@ -66,6 +63,9 @@ class Handleable(Retryable[InT, OutT]):
     def primitive(self) -> PTransform[Any, Any]:
         """The step as engines see it."""
         return self
+
+    def check_isolated(self) -> None:
+        """UsageError if the step cannot run in a process of its own."""
 
     def good_tags(self) -> tuple[str, ...]:
         return (MAIN,)

@@ -137,6 +137,14 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
         self.kwargs = kwargs
         self.tags: tuple[str, ...] = ()
 
+    def check_isolated(self) -> None:
+        for method in ("start_bundle", "finish_bundle"):
+            if getattr(type(self.dofn), method) is not getattr(DoFn, method):
+                raise UsageError(
+                    f"timeout= and use_subprocess= run {type(self.dofn).__name__}.process() in a process of many bundles, "
+                    f"where there is no {method}(); leave them out, or do without that method"
+                )
+
     def with_outputs(self, *tags: str, main: str | None = None) -> TaggedParDo:
         """Named outputs: rows yielded as TaggedOutput(tag, row). `main` names the output of the plain rows."""
         return TaggedParDo(self, tags, main)
@@ -160,6 +168,9 @@ class TaggedParDo(Handleable[PCollection[Any], Outputs[Any]]):
         self.main = main
         self.label, self.hints = pardo.label, pardo.hints
         self.handling, self.retry = pardo.handling, pardo.retry
+
+    def check_isolated(self) -> None:
+        self.pardo.check_isolated()
 
     def expand(self, pcoll: PCollection[Any]) -> Outputs[Any]:
         return self.good(add_step(self.primitive(), pcoll, self.good_tags()))

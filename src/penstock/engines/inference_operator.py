@@ -1,0 +1,65 @@
+"""RunInference at work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.blocks import Block
+from penstock.engines.operator import Operator, RefusedError
+from penstock.inference.handling import HandlingStream
+from penstock.inference.session import Sessions
+from penstock.inference.stream import InferenceStream
+from penstock.inference.ticket import Caller
+from penstock.inference.transform import RunInference
+
+
+class InferenceOperator(Operator):
+    def __init__(self, label: str, transform: RunInference[Any, Any], sessions: Sessions, caller: Caller) -> None:
+        super().__init__(label)
+        self._transform = transform
+        self._sessions = sessions
+        self._caller = caller
+        self._stream: InferenceStream | None = None
+
+    def start(self) -> None:
+        session = self._sessions.open(self.label, self._transform)
+        kind = InferenceStream if self._transform.handling is None else HandlingStream
+        self._stream = kind(self.label, self._transform, session, self._caller)
+
+    def push(self, block: Block) -> None:
+        assert self._stream is not None
+        for answers in self._stream.push(block):
+            self._give(answers, self._stream)
+        self._emit_failures(self._stream)
+
+    def finish(self) -> None:
+        assert self._stream is not None
+        for answers in self._stream.finish():
+            self._give(answers, self._stream)
+        self._emit_failures(self._stream)
+        self.count.rows_in += self._stream.rows_in
+        self._close()
+
+    def unanswered(self) -> int:
+        return self._stream.unanswered() if self._stream is not None else 0
+
+    def abort(self) -> None:
+        self._close()
+
+    def _give(self, answers: Block, stream: InferenceStream) -> None:
+        try:
+            self.emit(answers)
+        except RefusedError as exc:
+            rest = stream.refuse(answers) if exc.block is answers else None
+            if rest is None:
+                raise
+            self.emit(rest)
+
+    def _emit_failures(self, stream: InferenceStream) -> None:
+        for tag, failed in stream.take_failed().items():
+            self.fail(failed, tag)
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
