@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import penstock as ps
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported: no test looks anything up there
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
 faulthandler.enable()
 
 WAYS: dict[str, dict[str, Any]] = {
