@@ -801,6 +801,8 @@ def test_explain_says_where_and_why():
     assert "one model copy for all processes, in a host (large_model)" in told(handler=Adds(large_model=True), workers=4)
     assert "3 model copies for all processes, in a host (model_copies=3)" in told(handler=Adds(model_copies=3), workers=4)
     assert "one model copy in each worker process" in told(handler=Adds(), workers=4)
+    assert "the first copy is measured: one host for all" in told(handler=Adds(), workers=4)
+    assert "measured" not in told(handler=Adds(), workers=1)
     assert "one model copy in this process" in told(handler=Adds(), workers=0)
     timed = told(handler=Adds(), workers=4, element_timeout=2.5)
     assert "4 model copies for all processes, in a host (timeout of 2.5 s: only a process can be killed)" in timed

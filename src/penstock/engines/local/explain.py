@@ -55,7 +55,8 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     if not isinstance(step.transform, RunInference):
         return ""
     limits = step.transform.limits
-    parts = [choose_place(wishes_of(step.transform), around).describe(in_process)]
+    place = choose_place(wishes_of(step.transform), around)
+    parts = [place.describe(in_process)]
     if step.transform.path.prebatched:
         parts.append("rows are batches already")
     else:
@@ -67,6 +68,8 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     rows_alone = step.transform.handling is not None or not step.transform.path.plain
     if step.transform.path.model_handler.takes_columns() and not rows_alone:
         parts.append("takes columns")
+    if place.measured:
+        parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return f": {', '.join(parts)}"
 
 
