@@ -17,12 +17,12 @@ LAYERS = {
     "cli": {"engines", "inference", "io", "observe", "pipeline", "options", "rows", "blocks", "errors", "version"},
     "engines": {
         *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
-        *("transport", "retry", "failures", "rows", "blocks", "errors"),
+        *("transport", "retry", "failures", "rows", "blocks", "crashes", "errors"),
     },
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "rows", "blocks", "errors"},
     "inference": {"models", "batching", "observe", "pipeline", "transport", "retry", "failures", "rows", "blocks", "errors"},
-    "io": {"pipeline", "failures", "rows", "blocks", "errors"},
+    "io": {"pipeline", "failures", "rows", "blocks", "crashes", "errors"},
     "pipeline": {"batching", "options", "retry", "failures", "errors"},
     "models": {"failures", "batching", "transport", "rows", "blocks", "errors"},
     "batching": {"errors"},
@@ -33,6 +33,7 @@ LAYERS = {
     "retry": {"errors"},
     "failures": {"rows", "errors"},
     "rows": {"errors"},
+    "crashes": set(),
     "errors": set(),
     "version": set(),
 }

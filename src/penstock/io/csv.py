@@ -11,12 +11,12 @@ from typing import Any
 
 from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
-from penstock.io.files import checked_path, list_files, pack, short_name
+from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, line_runs
-from penstock.io.parts import FileSink, FileWriter
+from penstock.io.parts import FileSink, FileWriter, Places
 from penstock.io.records import LEAVES, named_fields, plain
 from penstock.io.sink import Part, Write
-from penstock.io.source import Read, Source, SplitGoal
+from penstock.io.source import FileSource, Read, SplitGoal
 
 MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
 ROWS_AT_ONCE = 256
@@ -31,18 +31,19 @@ class CsvSplit:
     columns_from: str  # where those names were found
 
 
-class CsvSource(Source[dict[str, str]]):
+class CsvSource(FileSource[dict[str, str]]):
     """The rows of CSV files, as dicts of text."""
 
     def __init__(self, pattern: str, delimiter: str, names: tuple[str, ...] | None) -> None:
-        self.pattern = pattern
+        super().__init__(pattern)
         self.delimiter = delimiter
         self.names = names  # None: the first row of each file has them
 
     def splits(self, goal: SplitGoal) -> Sequence[CsvSplit]:
-        files = [file for file in list_files(self.pattern) if file.size]
+        files = [file for file in self.inputs() if file.size]
+        columns, found_in = self._columns([LineRange(file.path, 0, file.size) for file in files])
+        files = [file for file in files if self.is_wanted(file.path)]
         pieces = [(LineRange(file.path, 0, file.size), file.size) for file in files]
-        columns, found_in = self._columns([piece for piece, _ in pieces])
         target = goal.target_bytes(sum(file.size for file in files))
         return [CsvSplit(packed, columns, found_in) for packed in pack(pieces, target)]
 
@@ -122,7 +123,7 @@ def _lines(file: LineRange) -> Iterator[str]:
 class CsvWriter(FileWriter[Any]):
     """A part with a header. The columns are those given, or those of the first row."""
 
-    def __init__(self, places: tuple[str, str], columns: tuple[str, ...] | None) -> None:
+    def __init__(self, places: Places, columns: tuple[str, ...] | None) -> None:
         super().__init__(places)
         self._columns = columns
         self._names: set[str] = set()  # of the header, once it is written

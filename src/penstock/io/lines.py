@@ -16,7 +16,7 @@ from penstock.errors import InputError, OutputError
 from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, list_files, open_input, pack, short_name
 from penstock.io.parts import FileSink, FileWriter
 from penstock.io.sink import Part, Write
-from penstock.io.source import Read, Source, SplitGoal
+from penstock.io.source import FileSource, Read, Source, SplitGoal
 
 T = TypeVar("T")
 
@@ -161,14 +161,11 @@ def count_small(source: Source[Any], pattern: str) -> int | None:
     return sum(row_count(block) for split in source.splits(SplitGoal()) for block in source.read(split))
 
 
-class TextSource(Source[str]):
+class TextSource(FileSource[str]):
     """The lines of text files."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-
     def splits(self, goal: SplitGoal) -> Sequence[tuple[LineRange, ...]]:
-        files = list_files(self.pattern)
+        files = [file for file in self.inputs() if self.is_wanted(file.path)]
         return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
 
     def count(self) -> int | None:

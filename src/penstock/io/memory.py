@@ -13,16 +13,18 @@ T = TypeVar("T")
 
 
 class MemorySource(Source[T]):
-    """The rows of a sequence. Each split carries its own rows; the source that is copied to workers carries none."""
+    """The rows of a sequence. A worker gets the rows of one split; the source that is copied there carries none."""
 
     def __init__(self, rows: Sequence[T]) -> None:
         self.rows: Sequence[T] | None = rows
 
-    def splits(self, goal: SplitGoal) -> Sequence[Any]:
-        rows = self.rows
-        assert rows is not None, "only the user's own copy of a MemorySource can be split"
-        size = max(1, -(-len(rows) // goal.for_rows(len(rows)).min_splits))
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
+    def splits(self, goal: SplitGoal) -> Sequence[range]:
+        count = len(self._own_rows())
+        size = max(1, -(-count // goal.for_rows(count).min_splits))
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def payload(self, split: range) -> Sequence[T]:
+        return self._own_rows()[split.start : split.stop]
 
     def read(self, split: Sequence[T]) -> Iterator[Block]:
         size = fitting_rows(list(split[:16]))
@@ -31,6 +33,10 @@ class MemorySource(Source[T]):
 
     def count(self) -> int | None:
         return None if self.rows is None else len(self.rows)
+
+    def _own_rows(self) -> Sequence[T]:
+        assert self.rows is not None, "only the user's own copy of a MemorySource has rows"
+        return self.rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": None}

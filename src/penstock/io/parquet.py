@@ -16,7 +16,7 @@ from penstock.errors import InputError, UsageError
 from penstock.io import files
 from penstock.io.parquet_writing import ParquetSink, listed
 from penstock.io.sink import Write
-from penstock.io.source import Read, Source, SplitGoal
+from penstock.io.source import FileSource, Read, SplitGoal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,17 +55,18 @@ class Footer:
     groups: tuple[tuple[int, int], ...]
 
 
-class ParquetSource(Source[dict[str, Any]]):
+class ParquetSource(FileSource[dict[str, Any]]):
     """The rows of Parquet files, as tables. Footers are read in the user's process, again if files change."""
 
     def __init__(self, pattern: str, columns: tuple[str, ...] | None) -> None:
-        self.pattern = pattern
+        super().__init__(pattern)
         self.columns = columns
         self._known: tuple[list[files.InputFile], list[Footer]] | None = None
 
     def splits(self, goal: SplitGoal) -> Sequence[ParquetSplit]:
         footers = self._footers()
         schema = _common_schema(footers)
+        footers = [footer for footer in footers if self.is_wanted(footer.path)]
         goal = goal.for_rows(sum(rows for footer in footers for rows, _ in footer.groups))
         target = goal.target_bytes(sum(size for footer in footers for _, size in footer.groups), least=1)
         most = max(goal.min_splits, MOST_RANGES)
@@ -81,7 +82,7 @@ class ParquetSource(Source[dict[str, Any]]):
         return sum(rows for footer in self._footers() for rows, _ in footer.groups)
 
     def _footers(self) -> list[Footer]:
-        found = files.list_files(self.pattern)
+        found = self.inputs()
         if self._known is None or self._known[0] != found:
             try:
                 with ThreadPoolExecutor(FOOTER_THREADS) as pool:

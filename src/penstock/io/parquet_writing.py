@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block
 from penstock.errors import OutputError
-from penstock.io.parts import FileSink, FileWriter
+from penstock.io.parts import FileSink, FileWriter, Places
 from penstock.io.records import named_fields, plain
 from penstock.io.sink import Part
 
@@ -21,7 +21,7 @@ GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20  # when a row group is written
 class ParquetWriter(FileWriter[Any]):
     """A part in row groups of a good size. Its schema is the one given, or else what fits the first group."""
 
-    def __init__(self, places: tuple[str, str], schema: pa.Schema | None, compression: str) -> None:
+    def __init__(self, places: Places, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(places)
         self._schema = schema
         self._compression: Any = compression

@@ -6,11 +6,13 @@ A part is written to out/.penstock-<run>/00012-1.jsonl, aside, and published by 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.blocks import Block, row_count
+from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.files import is_local, short_name, store_of
 from penstock.io.sink import Part, Sink, Writer
@@ -18,10 +20,27 @@ from penstock.io.sink import Part, Sink, Writer
 T = TypeVar("T")
 
 
+class Places(NamedTuple):
+    """Where an attempt at a part is written, and where it is published."""
+
+    aside: str
+    final: str
+    journaled: bool
+
+
+class FilePart(NamedTuple):
+    """A finished part, aside: what publish() is given."""
+
+    aside: str
+    final: str
+    bytes: int
+    sha256: str | None  # of parts of a journaled run
+
+
 class FileSink(Sink[T]):
     """Part files in one folder, one for each split. A format gives the suffix and, in open(), its writer.
 
-    prepare(), publish() and finish() are called on one object, in the user's process; open() on copies of it.
+    All but open() is called on one object, in the user's process; open() on copies of it.
     """
 
     suffix = ""
@@ -30,34 +49,56 @@ class FileSink(Sink[T]):
         self.path = path
         self.overwrite = overwrite
         self._old: set[str] = set()  # names of earlier parts that this run has not replaced
+        self._own: set[str] = set()  # of them, those that an earlier run of the same journal has written
 
-    def prepare(self, run: str) -> None:
-        fs, folder = store_of(self.path, OutputError)
-        try:
-            old = self._parts_in(fs, folder)
-            if not old or self.overwrite:
+    def prepare(self, run: str) -> list[str]:
+        with self._writable() as (fs, folder):
+            self._old = self._parts_in(fs, folder)
+            if self._old <= self._own or self.overwrite:
                 self._claim(fs, run)
-        except OSError as exc:
-            raise OutputError(
-                f"{self.path}: cannot be written: {exc.strerror or exc}; choose a folder that can be written to"
-            ) from exc
-        if old and not self.overwrite:
-            raise OutputError(
-                f"{self.path}: {len(old)} part file(s) are there already, such as {min(old)}; "
-                "pass overwrite=True or choose another folder"
-            )
-        self._old = old
+                return sorted(self._old)
+        raise OutputError(
+            f"{self.path}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
+            "pass overwrite=True or choose another folder"
+        )
 
-    def publish(self, token: tuple[str, str]) -> None:
-        fs, aside = store_of(token[0], OutputError)
-        final = store_of(token[1], OutputError)[1]
-        name = short_name(final)
+    def resume(self, run: str, note: Any) -> None:
+        self._old = set(note)
+        with self._writable() as (fs, _):
+            self._claim(fs, run)
+
+    def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        self._own = {short_name(part["path"]) for part in parts if part["path"].rpartition("/")[0] == self.path}
+
+    def publish(self, token: FilePart) -> None:
+        fs, aside = store_of(token.aside, OutputError)
+        final = store_of(token.final, OutputError)[1]
         fs.invalidate_cache()  # the part was written by another process
         if fs.exists(aside):
-            _move(fs, aside, final, replace=self.overwrite)
-        elif name in self._old or not fs.exists(final):
-            raise OutputError(f"{token[0]}: the finished part is gone; leave the folder alone and run again")
-        self._old.discard(name)
+            _move(fs, aside, final, replace=self.overwrite or short_name(final) in self._old or self._is_there(fs, token))
+        elif not self._is_there(fs, token):
+            raise OutputError(f"{token.aside}: the finished part is gone; leave the folder alone and run again")
+        self._old.discard(short_name(final))
+
+    def details(self, token: FilePart) -> dict[str, Any]:
+        return {"path": token.final, "bytes": token.bytes, "sha256": token.sha256}
+
+    def replaces(self) -> bool:
+        return bool(self._old)
+
+    def clean(self, run: str, keep: Collection[FilePart] = ()) -> None:
+        fs, aside = store_of(self._aside(run), OutputError)
+        fs.invalidate_cache()
+        if not fs.exists(aside):
+            return
+        kept = {short_name(token.aside) for token in keep}
+        names = [short_name(path) for path in fs.ls(aside, detail=False)]
+        for name in names:
+            if name.endswith(self.suffix) and name not in kept:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.rm_file(f"{aside}/{name}")
+        with contextlib.suppress(OSError):  # another sink has parts there
+            fs.rmdir(aside)
 
     def finish(self, run: str, published: bool) -> None:
         """Remove the folder aside, and after a run that succeeded the earlier parts that it did not replace."""
@@ -77,10 +118,9 @@ class FileSink(Sink[T]):
     def describe(self) -> str:
         return self.path
 
-    def places(self, part: Part) -> tuple[str, str]:
-        """Where an attempt at a part is written, and where it is published."""
+    def places(self, part: Part) -> Places:
         aside = f"{self._aside(part.run)}/{part.name}-{part.attempt}{self.suffix}"
-        return aside, f"{self.path}/part-{part.name}{self.suffix}"
+        return Places(aside, f"{self.path}/part-{part.name}{self.suffix}", part.journaled)
 
     def _aside(self, run: str) -> str:
         return f"{self.path}/.penstock-{run}"
@@ -93,6 +133,26 @@ class FileSink(Sink[T]):
             raise OutputError(f"{self.path}: is a file; expected a folder, or a name that is free for one")
         names = map(short_name, fs.ls(folder, detail=False))
         return {name for name in names if name.startswith("part-") and name.endswith(self.suffix)}
+
+    def _is_there(self, fs: Any, token: FilePart) -> bool:
+        """Whether the part has been published: not only a file of that name."""
+        final = store_of(token.final, OutputError)[1]
+        if not fs.exists(final) or fs.size(final) != token.bytes:
+            return False
+        if token.sha256 is None:
+            return short_name(final) not in self._old
+        with fs.open(final, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == token.sha256
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[tuple[Any, str]]:
+        fs, folder = store_of(self.path, OutputError)
+        try:
+            yield fs, folder
+        except OSError as exc:
+            raise OutputError(
+                f"{self.path}: cannot be written: {exc.strerror or exc}; choose a folder that can be written to"
+            ) from exc
 
     def _claim(self, fs: Any, run: str) -> None:
         """Make the folder aside and a file in it: the proof that this can be written, and that no other step does."""
@@ -107,7 +167,7 @@ class FileSink(Sink[T]):
 class FileWriter(Writer[T]):
     """One part file aside. It is made with the first rows, so that a part without rows leaves nothing."""
 
-    def __init__(self, places: tuple[str, str]) -> None:
+    def __init__(self, places: Places) -> None:
         self.places = places
         self._file: Any = None
 
@@ -126,28 +186,53 @@ class FileWriter(Writer[T]):
     def file(self) -> Any:
         """The file aside, opened when it is first asked for."""
         if self._file is None:
-            fs, inner = store_of(self.places[0], OutputError)
+            fs, inner = store_of(self.places.aside, OutputError)
             self._file = fs.open(inner, "wb")
+            if self.places.journaled:
+                self._file = _Digested(self._file)
         return self._file
 
-    def close(self) -> tuple[str, str] | None:
+    def close(self) -> FilePart | None:
         self.end()
-        if self._file is None:
+        file = self._file
+        if file is None:
             return None
-        if is_local(store_of(self.places[0], OutputError)[0]):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
-        return self.places
+        crash_point()
+        size = file.tell()
+        fs, inner = store_of(self.places.aside, OutputError)
+        if is_local(fs):
+            file.flush()
+            os.fsync(file.fileno())
+        file.close()
+        if is_local(fs) and self.places.journaled:
+            _sync_folder(os.path.dirname(inner))
+        crash_point()
+        digest = file.sha256.hexdigest() if isinstance(file, _Digested) else None
+        return FilePart(self.places.aside, self.places.final, size, digest)
 
     def abort(self) -> None:
         if self._file is None:
             return
         with contextlib.suppress(OSError):
             self._file.close()
-        fs, inner = store_of(self.places[0], OutputError)
+        fs, inner = store_of(self.places.aside, OutputError)
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(inner)
+
+
+class _Digested:
+    """A file being written, and the digest of its bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> Any:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
@@ -157,7 +242,14 @@ def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
         fs.mv(aside, final)
         return
     os.replace(aside, final)
-    folder = os.open(os.path.dirname(final), os.O_RDONLY)
+    crash_point()
+    _sync_folder(os.path.dirname(final))
+    crash_point()
+
+
+def _sync_folder(path: str) -> None:
+    """So that a file which was made or renamed there is found under its name after a power cut."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network file systems cannot sync a folder; the rename stands
             os.fsync(folder)

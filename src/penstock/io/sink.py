@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ class Part:
     run: str  # one run's id
     name: str  # such as "00012": the same in every attempt and every rerun
     attempt: int  # attempts at one part may overlap in time: each writes aside under a name of its own
+    journaled: bool = False  # the run can be resumed: what is aside must outlive a power cut, and is digested
 
 
 class Writer(Generic[T]):
@@ -42,28 +43,55 @@ class Sink(Generic[T]):
     """Where rows go. Subclass it to write something new, and run `testing.check_sink` on it.
 
     Nothing that a writer does is visible to readers. publish() makes one part visible, whole, and may be repeated.
+
+    A run: prepare() or resume(); then open() and the writer's methods in workers; publish(), each part as its split is
+    done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's process.
     """
 
-    def prepare(self, run: str) -> None:
-        """Check, before anything starts, that this can be written. Raise OutputError when it cannot. User's process."""
+    delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
+
+    def prepare(self, run: str) -> Any:
+        """Check, before anything starts, that this can be written. Raise OutputError when it cannot.
+
+        Returns what resume() will need to know of the place as it was: a small JSON value, or None.
+        """
+        return None
+
+    def resume(self, run: str, note: Any) -> None:
+        """Called instead of prepare(), with what that returned, when an earlier process has begun the run."""
+
+    def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Called before prepare() when an earlier run is forgotten, with the details() of what that has published: these
+        parts may be replaced. Raise OutputError when they cannot be."""
 
     def open(self, part: Part) -> Writer[T]:
         """Start one part aside. In a worker."""
         raise NotImplementedError
 
     def publish(self, token: Any) -> None:
-        """Make a part visible under its final name; doing it twice leaves one result. User's process."""
+        """Make a part visible under its final name; doing it twice, also in two processes, leaves one result."""
         raise NotImplementedError
 
+    def details(self, token: Any) -> Mapping[str, Any]:
+        """A part for the manifest, in JSON: of a file its path, bytes and sha256. Never a secret."""
+        return {}
+
+    def replaces(self) -> bool:
+        """Whether an earlier output stays in place until the whole run is done, and is replaced then."""
+        return False
+
+    def clean(self, run: str, keep: Collection[Any] = ()) -> None:
+        """Remove what the run has left aside, but for the parts with these tokens. Called when a run stops, or goes on."""
+
     def finish(self, run: str, published: bool) -> None:
-        """Remove what this run left aside; `published` tells whether the run succeeded. User's process."""
+        """The run is over and will not go on: remove all that is aside. `published` tells whether it succeeded."""
 
     def aside(self, run: str) -> Sequence[str]:
         """Local folders that hold this run's unpublished parts, to be removed if this process is killed."""
         return ()
 
     def describe(self) -> str:
-        """Where the rows go, for messages: a path, a table."""
+        """Where the rows go, for messages: a path, a table. Never a secret."""
         return type(self).__name__
 
 

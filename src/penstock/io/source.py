@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from penstock.blocks import Block
 from penstock.errors import UsageError
+from penstock.io.files import InputFile, list_files
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
 
@@ -50,6 +52,10 @@ class Source(Generic[T]):
         """
         raise NotImplementedError
 
+    def payload(self, split: Any) -> Any:
+        """What travels to the worker in place of the split, and is given to read(). In the user's process."""
+        return split
+
     def read(self, split: Any) -> Iterator[Block]:
         """Yield the rows of one split, in order, as non-empty lists of rows or as pyarrow Tables.
 
@@ -61,6 +67,34 @@ class Source(Generic[T]):
     def count(self) -> int | None:
         """How many rows there are, if that is known without reading them."""
         return None
+
+    def inputs(self) -> Sequence[InputFile]:
+        """The files that it reads, as they are now, by which a resumed run tells whether they are the same; or whatever
+        else has a name, a size and a stamp that changes with it. Empty: that cannot be told."""
+        return ()
+
+    def only(self, paths: Collection[str]) -> Source[T]:
+        """This source, cut as if it had only these of its inputs: for files that came after a run was begun."""
+        raise NotImplementedError
+
+
+class FileSource(Source[T]):
+    """Rows of the files that a path, a folder or a glob names."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._only: Collection[str] | None = None
+
+    def inputs(self) -> list[InputFile]:
+        return list_files(self.pattern)
+
+    def only(self, paths: Collection[str]) -> FileSource[T]:
+        other = copy.copy(self)
+        other._only = frozenset(paths)
+        return other
+
+    def is_wanted(self, file: str) -> bool:
+        return self._only is None or file in self._only
 
 
 class Read(PTransform[Pipeline, PCollection[T]]):

@@ -33,7 +33,7 @@ def check_source(source: Source[T], expected_rows: Sequence[T] | None = None) ->
     for goal in GOALS:
         splits = list(source.splits(goal))
         _check_cut_again(source, goal, splits)
-        rows = [row for split in splits for row in _read_twice(worker_copy, split, name)]
+        rows = [row for split in splits for row in _read_twice(worker_copy, source.payload(split), name)]
         if first is None:
             first = rows
         check_same(first, rows, f"{name}, cut into {len(splits)} splits for {goal}")

@@ -30,6 +30,7 @@ from penstock.engines.local.schedule import Assign, Scheduler, StartWorker, Stop
 from penstock.engines.local.thresholds import Thresholds
 from penstock.engines.plan import Outlet, Plan
 from penstock.errors import EngineError, NotShippableError, WorkerDiedError
+from penstock.io.source import Read
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
@@ -122,11 +123,13 @@ class Coordinator:
         chunk = task.payload if isinstance(task.payload, Chunk) else None
         split = None
         if chunk is None:
+            root = self._plan.stages[task.stage].roots[task.root]
+            assert isinstance(root.transform, Read)
             try:
-                split = dump_rows(task.payload)
+                split = dump_rows(root.transform.source.payload(task.payload))
             except Exception as exc:
                 raise NotShippableError(
-                    f"step {self._plan.stages[task.stage].roots[task.root].label!r}: rows cannot be sent to a worker "
+                    f"step {root.label!r}: rows cannot be sent to a worker "
                     f"({type(exc).__name__}: {safe_str(exc)}); create plain data, and make the rest of it in ps.Map(...)"
                 ) from exc
         return Work(
