@@ -78,6 +78,8 @@ class BatchSettings(TypedDict, total=False):
 
 
 class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
+    _load_args: dict[str, Any]
+
     def __init__(
         self,
         model: str | PathLike[str],
@@ -121,6 +123,12 @@ class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
 
     def model_id(self) -> str:
         return self._model
+
+    def model_files(self) -> Sequence[str]:
+        """The model's folder, and that of its tokenizer if it has one of its own; what comes from the hub is no file."""
+        places = self._model, self._load_args.get("tokenizer")
+        folders = (place for place in places if isinstance(place, (str, PathLike)))
+        return [path for path in dict.fromkeys(str(folder) for folder in folders) if os.path.isdir(path)]
 
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
         return sum(map(size_of, batch))

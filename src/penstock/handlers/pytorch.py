@@ -274,6 +274,9 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
     def model_id(self) -> str:
         return self._source.path
 
+    def model_files(self) -> Sequence[str]:
+        return (self._source.path,)
+
     def get_metrics_namespace(self) -> str:
         return "Penstock_PyTorch"
 

@@ -111,6 +111,9 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
     def model_id(self) -> str:
         return str(self._model_uri)
 
+    def model_files(self) -> Sequence[str]:
+        return (str(self._model_uri),)
+
     def get_metrics_namespace(self) -> str:
         return "Penstock_Sklearn"
 

