@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo test check lint types torture bench clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
@@ -18,6 +18,11 @@ lint: .venv-test/ready
 
 types: .venv-test/ready
 	.venv-test/bin/mypy
+
+# 1,000 kills with SIGKILL, at random moments and at every step of a commit; each run must end like one that was left alone.
+torture: .venv-test/ready
+	.venv-test/bin/python tests/kills/killing.py --kills 940
+	.venv-test/bin/python tests/kills/killing.py --kills 60 --job encoder_job.py
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/overhead.py

@@ -42,7 +42,7 @@ def test_version(penstock):
     assert (done.returncode, done.stdout) == (0, f"penstock {ps.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["", "run", "explain"])
+@pytest.mark.parametrize("command", ["", "run", "explain", "status", "verify"])
 def test_help_is_what_the_file_says(penstock, command):
     shown = penstock(*filter(None, [command]), "--help").stdout
     assert shown.replace("cli.py", "penstock") == (HELP / f"{command or 'penstock'}.txt").read_text()

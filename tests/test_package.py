@@ -14,7 +14,10 @@ SOURCE = Path(penstock.__file__).parent
 
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
 LAYERS = {
-    "cli": {"engines", "inference", "io", "observe", "pipeline", "options", "rows", "blocks", "errors", "version"},
+    "cli": {
+        *("engines", "inference", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors"),
+        "version",
+    },
     "engines": {
         *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
         *("transport", "retry", "failures", "rows", "blocks", "crashes", "errors"),

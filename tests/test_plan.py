@@ -7,7 +7,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, choose_pools
+from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, choose_pools, count_rows
 from penstock.engines.plan import MAX_COPIES, MAX_DEPTH, Outlet, make_plan
 from penstock.errors import GraphError
 from penstock.io.source import Read, Source
@@ -403,7 +403,7 @@ def pools_of(rows=10**6, machine=MACHINE, hints=(), **options):
     for number, each in enumerate(hints):
         made = made | step(f"{number}", **each)
     plan = plan_of(p)
-    return choose_pools(plan, RunOptions(**options), machine)
+    return choose_pools(plan, RunOptions(**options), machine, count_rows(plan))
 
 
 def test_small_runs_stay_in_the_process():
@@ -419,7 +419,8 @@ def test_rows_of_all_sources_count():
     p = ps.Pipeline()
     for name in "ab":
         _ = p | name >> ps.Create(range(600))
-    assert not choose_pools(plan_of(p), RunOptions(), MACHINE).in_process
+    plan = plan_of(p)
+    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(plan)).in_process
 
 
 def test_a_run_of_unknown_size_is_not_small():
@@ -429,7 +430,8 @@ def test_a_run_of_unknown_size_is_not_small():
     p = ps.Pipeline()
     _ = p | ps.Create([1])
     _ = p | Read(Letters("x"))
-    assert not choose_pools(plan_of(p), RunOptions(), MACHINE).in_process, "one unknown makes the sum unknown"
+    plan = plan_of(p)
+    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(plan)).in_process, "one unknown makes the sum unknown"
 
 
 def test_workers_decide_over_size():

@@ -1,4 +1,4 @@
-"""The command: penstock run, penstock explain, penstock version.
+"""The command: penstock run, explain, status, verify, version.
 
 Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is wrong; 130 and 143 stopped by a signal.
 """
@@ -13,12 +13,15 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.engines.local.journaled import KEPT
+from penstock.engines.local.status import status, verify
 from penstock.errors import PenstockError, UsageError
 from penstock.observe.result import RunResult
-from penstock.options import RunOptions
+from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Engine, Graph, Pipeline, engine_override
 from penstock.rows import original_traceback
+from penstock.transport.reports import IN_A_WORKER
 from penstock.version import __version__
 
 
@@ -29,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock {__version__}")
         return 0
     try:
+        if arguments.command == "status":
+            print(status(arguments.run_dir))
+            return 0
+        if arguments.command == "verify":
+            return _verify(arguments.run_dir)
         return _run_script(arguments)
     except UsageError as exc:
         print(f"penstock: {_told(exc)}", file=sys.stderr)
@@ -56,6 +64,29 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--progress", action=argparse.BooleanOptionalAction, default=None, help="live lines (default: in a terminal)"
         )
+        command.add_argument("--run-dir", metavar="DIR", help="keep a journal there: run it again, and it goes on")
+        command.add_argument(
+            "--fresh", action="store_true", default=None, help="forget the run that is in DIR, and start over"
+        )
+        command.add_argument(
+            "--accept-change",
+            action="append",
+            choices=CHANGES,
+            dest="accept_changes",
+            help="go on although this has changed since the run was begun (may be given several times)",
+        )
+        command.add_argument(
+            "--input-digests",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="digests of the inputs in the manifest (default: up to 1 GiB of them)",
+        )
+    for name, text in (
+        ("status", "show how a run with a journal stands, also while it goes on"),
+        ("verify", "compare the output of a finished run with its manifest"),
+    ):
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument("run_dir", metavar="DIR", help="the run_dir of a run")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -63,11 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
-    flags = {
-        name: value
-        for name in ("workers", "threads_per_worker", "progress")
-        if (value := getattr(arguments, name)) is not None
-    }
+    names = ("workers", "threads_per_worker", "progress", "run_dir", "fresh", "accept_changes", "input_digests")
+    flags = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if "accept_changes" in flags:
+        flags["accept_changes"] = tuple(flags["accept_changes"])
     session = _Explaining() if arguments.command == "explain" else _Running()
 
     def override(engine: Engine, options: RunOptions) -> tuple[Engine, RunOptions]:
@@ -127,7 +157,13 @@ class _Running(_Session):
         result, rows = self.engine.run(graph, options)
         read = sum(count.rows_out for count in result.counts.values() if not count.rows_in)
         where = f" -> {', '.join(result.outputs)}" if result.outputs else ""
-        print(f"penstock: {read:,} rows in {result.seconds:.1f} s{where}", file=sys.stderr)
+        if result.was_finished:
+            told = f"the run in {options.run_dir} is finished, nothing is left to do (--fresh starts over): {read:,} rows"
+        elif result.splits_before:
+            told = f"{read:,} rows, of which what was left in {result.seconds:.1f} s"
+        else:
+            told = f"{read:,} rows in {result.seconds:.1f} s"
+        print(f"penstock: {told}{where}", file=sys.stderr)
         return result, rows
 
 
@@ -138,14 +174,22 @@ class _Explaining(_Session):
         return RunResult(run="", seconds=0.0, counts={}), {pcoll: [] for pcoll in graph.collect}
 
 
+def _verify(run_dir: str) -> int:
+    problems, looked_at = verify(run_dir)
+    for problem in problems:
+        print(f"penstock: {problem}", file=sys.stderr)
+    print(f"penstock: {looked_at}: {'not ' if problems else ''}as the manifest says", file=sys.stderr)
+    return 1 if problems else 0
+
+
 def _told(exc: PenstockError) -> str:
-    """An error for people: its message, and for the user's own code the traceback of the original error."""
+    """An error for people: its message, for the user's own code the traceback of the original error, and whether the run
+    can go on."""
     notes = getattr(exc, "__notes__", [])
     if isinstance(exc, UsageError):
-        return str(exc)
-    if notes:
-        return "\n".join([str(exc), *notes])
-    return f"{exc}\n{original_traceback(exc)}" if exc.__cause__ is not None else str(exc)
+        return "\n".join([str(exc), *(note for note in notes if note.startswith(KEPT))])
+    is_traced = exc.__cause__ is None or any(note.startswith(IN_A_WORKER) for note in notes)
+    return "\n".join([str(exc), *([] if is_traced else [original_traceback(exc)]), *notes])
 
 
 def _print_script_error(exc: Exception, script: str) -> None:

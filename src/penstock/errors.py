@@ -6,6 +6,7 @@ PenstockError
 |  |- NotShippableError     a function, handler or row cannot travel to a worker process
 |  |- InputError            an input is missing, unreadable or not what its format says
 |  |- OutputError           an output cannot be written, or would overwrite something
+|  |- RunChangedError       a run that was begun with other inputs, code or models does not go on
 |  '- MissingPackageError   an optional package is not installed
 |- RowError                 one row failed: look at the row
 |  |- StepError             a step's own code raised for the row
@@ -45,6 +46,10 @@ class InputError(UsageError):
 
 class OutputError(UsageError):
     """An output cannot be written, or something is there already."""
+
+
+class RunChangedError(UsageError):
+    """The run in `run_dir` was begun with another pipeline, other code, models or inputs."""
 
 
 class MissingPackageError(UsageError, ImportError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UsageError
+
+CHANGES = ("inputs", "code", "handlers", "models")  # that a user may accept when a run goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +23,10 @@ class RunOptions:
     element_timeout: float | None = None  # seconds for one call of a model; beyond, its process is killed
     load_timeout: float = 1800.0  # seconds for loading a model, where it has a process of its own
     progress: bool | None = None  # live lines; None: when stderr is a terminal
+    run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it goes on
+    fresh: bool = False  # forget the run that is in run_dir, and start over
+    accept_changes: tuple[str, ...] = ()  # go on although these have changed: "inputs", "code", "handlers", "models"
+    input_digests: bool | None = None  # of the files in the manifest; None: if they are at most 1 GiB together
 
     def __post_init__(self) -> None:
         _check("workers", self.workers, least=0, none_ok=True)
@@ -27,6 +34,15 @@ class RunOptions:
         _check("bundle_attempts", self.bundle_attempts, least=1)
         check_seconds("element_timeout", self.element_timeout, none_ok=True)
         check_seconds("load_timeout", self.load_timeout)
+        self._check_resuming()
+
+    def _check_resuming(self) -> None:
+        if self.run_dir is not None and (not isinstance(self.run_dir, (str, os.PathLike)) or not os.fspath(self.run_dir)):
+            raise UsageError(f"run_dir={self.run_dir!r}: expected the path of a folder")
+        if isinstance(self.accept_changes, str) or not set(self.accept_changes) <= set(CHANGES):
+            raise UsageError(f"accept_changes={self.accept_changes!r}: expected some of {', '.join(map(repr, CHANGES))}")
+        if self.run_dir is None and (self.fresh or self.accept_changes):
+            raise UsageError("fresh and accept_changes are for runs that can be resumed: give run_dir too")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> RunOptions:

@@ -50,6 +50,7 @@ class Assignment:
     root: int  # which of the stage's ways in
     split: Any = None  # of a source
     blocks: Iterable[Block] = ()  # or what the stage before made
+    journaled: bool = False  # the run can be resumed
 
 
 @dataclass(slots=True)
@@ -222,7 +223,8 @@ class SinkOperator(Operator):
     def _open(self) -> Writer[Any]:
         assert self.work is not None
         name = "-".join(f"{number:05d}" for number in (*self.outlet.path, *self.work.key))
-        return self._sink.open(Part(run=self.work.run, name=name, attempt=self.work.attempt))
+        work = self.work
+        return self._sink.open(Part(run=work.run, name=name, attempt=work.attempt, journaled=work.journaled))
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class Operator:
         self.count.rows_failed += len(failed)
         for _, failure in failed:
             self.count.count_error(failure.error_type, failure.message)
+            self.count.kinds[failure.kind] = self.count.kinds.get(failure.kind, 0) + 1
         self._outputs[tag](failed)
 
     def setup(self) -> None: ...

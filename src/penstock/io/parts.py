@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.blocks import Block, row_count
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
+from penstock.io.digests import sha256_of
 from penstock.io.files import is_local, short_name, store_of
 from penstock.io.sink import Part, Sink, Writer
 
@@ -62,13 +63,13 @@ class FileSink(Sink[T]):
             "pass overwrite=True or choose another folder"
         )
 
-    def resume(self, run: str, note: Any) -> None:
-        self._old = set(note)
+    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
+        self._old = set(note) - self._names(published)
         with self._writable() as (fs, _):
             self._claim(fs, run)
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self._own = {short_name(part["path"]) for part in parts if part["path"].rpartition("/")[0] == self.path}
+        self._own = self._names(parts)
 
     def publish(self, token: FilePart) -> None:
         fs, aside = store_of(token.aside, OutputError)
@@ -134,6 +135,11 @@ class FileSink(Sink[T]):
         names = map(short_name, fs.ls(folder, detail=False))
         return {name for name in names if name.startswith("part-") and name.endswith(self.suffix)}
 
+    def _names(self, parts: Sequence[Mapping[str, Any]]) -> set[str]:
+        """The names of these parts in this sink's folder."""
+        paths = [part.get("path", "") for part in parts]
+        return {short_name(path) for path in paths if path.rpartition("/")[0] == self.path}
+
     def _is_there(self, fs: Any, token: FilePart) -> bool:
         """Whether the part has been published: not only a file of that name."""
         final = store_of(token.final, OutputError)[1]
@@ -141,8 +147,7 @@ class FileSink(Sink[T]):
             return False
         if token.sha256 is None:
             return short_name(final) not in self._old
-        with fs.open(final, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == token.sha256
+        return sha256_of(token.final) == token.sha256
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[tuple[Any, str]]:

@@ -57,8 +57,9 @@ class Sink(Generic[T]):
         """
         return None
 
-    def resume(self, run: str, note: Any) -> None:
-        """Called instead of prepare(), with what that returned, when an earlier process has begun the run."""
+    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
+        """Called instead of prepare() when an earlier process has begun the run: with what prepare() returned there, and
+        the details() of the parts that are published already."""
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Called before prepare() when an earlier run is forgotten, with the details() of what that has published: these

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class MetricKey(NamedTuple):
@@ -74,6 +75,34 @@ class Metrics:
         self.distributions.clear()
         self.notes.clear()
         return drained
+
+    def renamed(self, names: Mapping[str, str]) -> Metrics:
+        """The same under other names of the steps."""
+
+        def renamed(key: MetricKey) -> MetricKey:
+            return key._replace(step=names.get(key.step, key.step))
+
+        return Metrics(
+            {renamed(key): n for key, n in self.counters.items()},
+            {renamed(key): distribution for key, distribution in self.distributions.items()},
+            {renamed(key): note for key, note in self.notes.items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it in lists, which JSON knows."""
+        return {
+            "counters": [[*key, n] for key, n in self.counters.items()],
+            "distributions": [[*key, d.count, d.sum, d.min, d.max] for key, d in self.distributions.items() if d.count],
+            "notes": [[*key, note] for key, note in self.notes.items()],
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Metrics:
+        return cls(
+            {MetricKey(*key): n for *key, n in told["counters"]},
+            {MetricKey(*each[:3]): Distribution(*each[3:]) for each in told["distributions"]},
+            {MetricKey(*key): note for *key, note in told["notes"]},
+        )
 
     def counter(self, name: str, *, step: str | None = None) -> int:
         """The sum of the counters of that name, over all steps or of one."""

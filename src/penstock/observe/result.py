@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.observe.metrics import Metrics
 
@@ -20,6 +21,7 @@ class StepCount:
     rows_out: int = 0
     rows_failed: int = 0  # where errors are handled: rows that went to the step's failures
     errors: dict[tuple[str, str], int] = field(default_factory=dict, compare=False)  # rows by error type and message
+    kinds: dict[str, int] = field(default_factory=dict, compare=False)  # rows by the kind of their failure
 
     def add(self, other: StepCount) -> None:
         self.rows_in += other.rows_in
@@ -27,6 +29,8 @@ class StepCount:
         self.rows_failed += other.rows_failed
         for (error_type, message), rows in other.errors.items():
             self.count_error(error_type, message, rows)
+        for kind, rows in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + rows
 
     def count_error(self, error_type: str, message: str, rows: int = 1) -> None:
         """Remember why rows failed: a bounded number of messages, and what is beyond them by type."""
@@ -36,6 +40,15 @@ class StepCount:
             if key not in self.errors and len(self.errors) >= 2 * MESSAGES:
                 key = OTHER_MESSAGES, ""
         self.errors[key] = self.errors.get(key, 0) + rows
+
+    def to_json(self) -> list[Any]:
+        errors = [[*key, rows] for key, rows in self.errors.items()]
+        return [self.rows_in, self.rows_out, self.rows_failed, errors, self.kinds]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> StepCount:
+        rows_in, rows_out, rows_failed, errors, kinds = told
+        return cls(rows_in, rows_out, rows_failed, {(name, message): rows for name, message, rows in errors}, kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +61,14 @@ class RunResult:
     metrics: Metrics = field(default_factory=Metrics)
     outputs: Sequence[str] = ()  # where the sinks wrote
     splits: int = 0
+    splits_before: int = 0  # of them, those that earlier processes have done, where the run was resumed
     retries: int = 0  # splits that ran again, after a death or passing trouble
     worker_deaths: int = 0
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether an earlier process had finished the run, so that nothing was left to do."""
+        return self.splits_before == self.splits > 0
 
     def rows_out(self, step: str) -> int:
         """How many rows a step gave."""

@@ -11,6 +11,8 @@ import cloudpickle
 from penstock.errors import EngineError, PenstockError, StepError, TransientError
 from penstock.rows import original_traceback, safe_str
 
+IN_A_WORKER = "in a worker process:"  # begins the note that holds the traceback from there
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
@@ -36,7 +38,7 @@ class ErrorReport:
         else:
             error, cause = pickle.loads(self.pickled)
         error.__cause__ = cause
-        error.add_note(f"in a worker process:\n{self.traceback}")
+        error.add_note(f"{IN_A_WORKER}\n{self.traceback}")
         return error
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.engines.identity.values import CLASS, FUNCTION
 
+ROWS_IN_MEMORY = "what it creates"  # of Create: an input, though they stand in the program
 SCHEME = 1  # how digests are made: those of different schemes cannot be compared
 
-Kind: TypeAlias = Literal["pipeline", "code", "handlers"]
+Kind: TypeAlias = Literal["pipeline", "inputs", "code", "handlers", "models"]
 Digests: TypeAlias = Mapping[str, Mapping[str, str]]  # by step, and there by attribute
 
 
@@ -67,11 +68,12 @@ def changes(before: Identity, after: Identity) -> list[Change]:
         same_python = before.python == after.python
         for step in after.code.keys() & before.code.keys():
             texts = _digest_changes(before.code[step], after.code[step], same_python)
-            found += [Change("code", f"step {step!r}: {text}") for text in texts]
+            kind: Kind = "inputs" if ROWS_IN_MEMORY in after.code[step] else "code"
+            found += [Change(kind, f"step {step!r}: {text}") for text in texts]
         for step in after.handlers.keys() & before.handlers.keys():
             texts = _digest_changes(before.handlers[step], after.handlers[step], same_python)
             found += [Change("handlers", f"handler of step {step!r}: {text}") for text in texts]
-    order = {kind: at for at, kind in enumerate(("pipeline", "code", "handlers"))}
+    order = {kind: at for at, kind in enumerate(get_args(Kind))}
     return sorted(found, key=lambda change: (order[change.kind], change.text))
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.engines.identity.changes import Identity, without_secrets
+from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity, without_secrets
 from penstock.engines.identity.definitions import state_of
 from penstock.engines.identity.handlers import handler_digests, is_left_out
 from penstock.engines.identity.values import DIGEST_BYTES, VALUE, digests, fingerprint
@@ -101,7 +101,7 @@ def _code(transform: PTransform[Any, Any]) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for name, value in _attributes(transform).items():
-        if isinstance(transform, Read) and isinstance(transform.source, MemorySource) and name == "rows":
+        if name == ROWS_IN_MEMORY:
             found[name] = f"{VALUE}:{_rows_digest(value)}"
         elif value is not None:
             found |= digests(name, value, is_left_out)
@@ -136,7 +136,7 @@ def _with_class(thing: Any) -> dict[str, Any]:
 def _public(thing: Any, but: set[str]) -> dict[str, Any]:
     """The settings of a source or sink. What is private may be what it found out about its files."""
     if isinstance(thing, MemorySource):
-        return {"rows": thing.rows}
+        return {ROWS_IN_MEMORY: thing.rows}
     return {name: value for name, value in _with_class(thing).items() if not name.startswith("_") and name not in but}
 
 

@@ -292,7 +292,7 @@ class _Writer:
     def _code(self, code: CodeType) -> None:
         self.write(signature_of(code))
         for operation in operations(code):
-            self.token(operation.name, repr(operation.next))
+            self.token(operation.name)
             if isinstance(operation.argument, CodeType):
                 self._code(operation.argument)
             else:

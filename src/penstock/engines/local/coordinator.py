@@ -8,7 +8,9 @@
     +--------------+         died            +--------+
            ^                                     |
            |  chunks for the next stage ---------+--- chunks for collect() ---> rows, in the order of their keys
-           |                                     '--- parts (aside) -----------> published when the whole run is done
+           |                                     '--- parts (aside) -----------> published when the whole run is done;
+                                                        with a journal, when all that a source's split became is done:
+                                                        prepared -> published -> done (commits.py), while workers work
 
 The loop blocks in one place, workers.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
 without a trace and runs again.
@@ -23,6 +25,7 @@ from typing import Any, Protocol
 
 from penstock.blocks import rows_of
 from penstock.engines.bundle import Key
+from penstock.engines.local.commits import Commits
 from penstock.engines.local.inline import FailedHere
 from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
@@ -59,6 +62,7 @@ class Tally:
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
     stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
     running_rows: dict[int, int] = field(default_factory=dict)  # by task
+    running_metrics: dict[int, Metrics] = field(default_factory=dict)  # by worker: of splits that are not done
     splits: int = 0
 
 
@@ -72,10 +76,13 @@ class Coordinator:
         scheduler: Scheduler,
         workers: Workers,
         few_splits: Collection[int],
+        tally: Tally,
         watch: Callable[[Tally, Mapping[int, Task]], None] | None = None,
+        commits: Commits | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.tally = tally
         self._run = run
+        self._commits = commits
         self._plan = plan
         self._scheduler = scheduler
         self._workers = workers
@@ -89,6 +96,8 @@ class Coordinator:
         while True:
             for command in self._scheduler.decide(time.monotonic()):
                 self._carry_out(command)
+            if self._commits is not None:
+                self._commits.flush()
             if self._scheduler.finished:
                 self._thresholds.check_all(self.tally.counts)
                 return self.tally
@@ -132,18 +141,19 @@ class Coordinator:
                     f"step {root.label!r}: rows cannot be sent to a worker "
                     f"({type(exc).__name__}: {safe_str(exc)}); create plain data, and make the rest of it in ps.Map(...)"
                 ) from exc
-        return Work(
-            task.id, task.stage, task.root, self._run, task.key, task.attempt, split, chunk, task.stage in self._few_splits
-        )
+        attempt, journaled = task.attempt, self._commits is not None
+        if self._commits is not None:
+            attempt += self._commits.attempts_before
+        spread = task.stage in self._few_splits
+        return Work(task.id, task.stage, task.root, self._run, task.key, attempt, split, chunk, spread, journaled)
 
     def _handle(self, worker: int, event: Any) -> None:
         if isinstance(event, Ready):
             self._scheduler.worker_ready(worker)
         elif isinstance(event, Progress):
-            self.tally.metrics.merge(event.metrics)
+            self.tally.running_metrics.setdefault(worker, Metrics()).merge(event.metrics)
             self.tally.running_rows.update(event.rows)
         elif isinstance(event, Done):
-            self.tally.metrics.merge(event.metrics)
             self._done(worker, event)
         elif isinstance(event, (Failed, FailedHere)):
             self._failed(worker, event)
@@ -158,23 +168,31 @@ class Coordinator:
         self.tally.splits += 1
         for label, count in done.result.counts.items():
             self.tally.counts.setdefault(label, StepCount()).add(count)
+        metrics = self.tally.running_metrics.pop(worker, Metrics())
+        metrics.merge(done.metrics)
+        self.tally.metrics.merge(metrics)
         self._thresholds.check(done.result.counts, self.tally.counts)
-        self.tally.parts += done.result.parts
         self.tally.stage_rows[task.stage] = self.tally.stage_rows.get(task.stage, 0) + done.result.rows_read
+        if self._commits is None:
+            self.tally.parts += done.result.parts
+        else:
+            fed = sum(len(chunks) for outlet, chunks in done.shipped if outlet.kind == "stage")
+            self._commits.bundle_done(task, done.result, metrics, fed)
         for outlet, chunks in done.shipped:
-            self._receive(outlet, task.key, chunks)
+            self._receive(outlet, task, chunks)
         if isinstance(task.payload, Chunk):
             task.payload.release()
 
-    def _receive(self, outlet: Outlet, key: Key, chunks: list[Chunk]) -> None:
+    def _receive(self, outlet: Outlet, task: Task, chunks: list[Chunk]) -> None:
         for number, chunk in enumerate(chunks):
+            key = (*outlet.path, *task.key, number)
             if outlet.kind == "stage":
-                self._scheduler.add(outlet.target, 0, (*outlet.path, *key, number), chunk, chunk.size)
+                self._scheduler.add(outlet.target, 0, key, chunk, chunk.size, task.origin)
             else:
                 rows: list[Any] = []
                 for block in chunk.read():
                     rows.extend(rows_of(block))
-                self.tally.collected.setdefault(outlet.target, []).append(((*outlet.path, *key, number), rows))
+                self.tally.collected.setdefault(outlet.target, []).append((key, rows))
                 chunk.release()
 
     def _failed(self, worker: int, failed: Failed | FailedHere) -> None:
@@ -186,6 +204,7 @@ class Coordinator:
 
     def _died(self, worker: int, died: Died) -> None:
         how = describe_exit(died.exit_code)
+        self.tally.running_metrics.pop(worker, None)
         if self._scheduler.is_starting(worker):
             if not self._scheduler.start_failed(worker, killed=(died.exit_code or 0) < 0):
                 raise WorkerDiedError(f"worker processes cannot be started: {how}; what they printed is above")

@@ -31,7 +31,7 @@ class Executor:
         try:
             runner = self._runner(work.stage)
             blocks = () if work.chunk is None else work.chunk.read()
-            assignment = Assignment(work.run, work.key, work.attempt, work.root, work.split, blocks)
+            assignment = Assignment(work.run, work.key, work.attempt, work.root, work.split, blocks, work.journaled)
             return runner.run(assignment, ship)
         except BaseException:
             self._drop(work.stage)

@@ -13,9 +13,10 @@ from penstock.io.sink import Write
 from penstock.models.place import Surroundings, choose_place
 
 
-def explain(plan: Plan, pools: Pools, around: Surroundings) -> str:
-    """Stages, pools, where models live, and why."""
+def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) -> str:
+    """Stages, pools, where models live, when output becomes visible, and why."""
     lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
+    lines.append(f"output becomes visible {'split by split (run_dir)' if journaled else 'at the end of the run'}")
     for pool in pools.pools:
         lines.append(_pool_line(pool, pools.in_process))
     for stage in plan.stages:
@@ -90,4 +91,6 @@ def _outlet(plan: Plan, outlet: Outlet) -> str:
         return "collected"
     node = plan.sinks[outlet.target]
     assert isinstance(node.transform, Write)
-    return f"{node.label} -> {node.transform.sink.describe()}"
+    sink = node.transform.sink
+    weak = "" if sink.delivery == "exactly once" else f" ({sink.delivery}, if the run is resumed)"
+    return f"{node.label} -> {sink.describe()}{weak}"

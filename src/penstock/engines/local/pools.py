@@ -94,11 +94,15 @@ def surroundings(
     )
 
 
-def choose_pools(plan: Plan, options: RunOptions, machine: Machine) -> Pools:
-    """Decide from the plan, the user's options and the machine alone."""
+def count_rows(plan: Plan) -> int | None:
+    """How many rows the sources have, if all of them know it."""
     counts = [read.source.count() for _, _, _, read in plan.sources()]
-    known = None if None in counts else sum(count or 0 for count in counts)
-    return replace(_choose(plan, options, machine, known), rows=known)
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def choose_pools(plan: Plan, options: RunOptions, machine: Machine, rows: int | None) -> Pools:
+    """Decide from the plan, the user's options, the machine and the number of rows at the sources alone."""
+    return replace(_choose(plan, options, machine, rows), rows=rows)
 
 
 def _choose(plan: Plan, options: RunOptions, machine: Machine, known: int | None) -> Pools:

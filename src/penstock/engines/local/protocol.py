@@ -32,6 +32,7 @@ class Work:
     split: bytes | None = None  # of a source, pickled
     chunk: Chunk | None = None  # or from the stage before
     spread: bool = False  # cut what it makes for other stages into small chunks: there are few splits
+    journaled: bool = False  # the run can be resumed
 
 
 @dataclass(frozen=True, slots=True)

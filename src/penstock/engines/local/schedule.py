@@ -37,6 +37,7 @@ class Task:
     key: Key
     payload: Any
     bytes: int = 0
+    origin: Any = None  # the split of a source that its rows come from, where that is followed
     attempt: int = 0  # how many times it was started
     troubles: int = 0  # deaths alone and passing errors: up to ATTEMPTS
     errors: int = 0  # of a step's own code: up to bundle_attempts
@@ -123,9 +124,9 @@ class Scheduler:
 
     # Events.
 
-    def add(self, stage: int, root: int, key: Key, payload: Any, size: int = 0) -> None:
+    def add(self, stage: int, root: int, key: Key, payload: Any, size: int = 0, origin: Any = None) -> None:
         """A new split for a stage."""
-        self._stages[stage].push(Task(self._next_task, stage, root, key, payload, size))
+        self._stages[stage].push(Task(self._next_task, stage, root, key, payload, size, origin))
         self._next_task += 1
 
     def worker_ready(self, worker: int) -> None:

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 
+from penstock import crashes
 from penstock.engines.local.execute import Executor
 from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
@@ -35,6 +36,7 @@ PROGRESS_EVERY = 0.5  # seconds
 def main(descriptor: str, threads: str, around: str) -> None:
     """The entry of a fresh interpreter: the socket's descriptor, how many threads run splits, and what is around it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
+    crashes.become("worker")
     if sys.stderr is not None:
         faulthandler.enable()
     with seldom_collected():

@@ -1,0 +1,320 @@
+"""The journal of a run: which splits there are, what became of each, and all that a later process must know to go on.
+
+    split:  open -> prepared -> done
+                    ^           ^-- its parts are published
+                    '-- its rows are counted, and its parts lie aside, whole and synced; their final names are known
+
+One SQLite file in `run_dir`, in WAL mode: what a transaction has written outlives a crash and a power cut, whole or not at
+all. It is made under another name and renamed when it holds every split, so a journal that is there is complete. The only
+process that writes it holds the lock of the folder (run_dir.py); `penstock status` may read it at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from penstock.crashes import crash_point
+from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
+from penstock.errors import EngineError
+from penstock.io.files import InputFile
+from penstock.transport.packing import dump_rows, load_pickle
+
+FORMAT = 1
+NAME = "journal.db"
+
+_TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (
+    number INTEGER PRIMARY KEY, process INTEGER NOT NULL, started REAL NOT NULL, seconds REAL, outcome TEXT, error TEXT);
+CREATE TABLE files (
+    role TEXT NOT NULL, owner TEXT NOT NULL, path TEXT NOT NULL, bytes INTEGER NOT NULL, stamp TEXT NOT NULL, sha256 TEXT,
+    PRIMARY KEY (role, owner, path)) WITHOUT ROWID;
+CREATE TABLE splits (
+    source INTEGER NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL DEFAULT 'open', split BLOB NOT NULL, result TEXT,
+    PRIMARY KEY (source, number)) WITHOUT ROWID;
+CREATE INDEX splits_by_state ON splits (state);
+CREATE TABLE parts (
+    source INTEGER NOT NULL, number INTEGER NOT NULL, position INTEGER NOT NULL,
+    sink INTEGER NOT NULL, token BLOB NOT NULL, details TEXT NOT NULL,
+    PRIMARY KEY (source, number, position)) WITHOUT ROWID;
+"""
+
+
+class Journal:
+    """An open journal. Used by one thread."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._db = connection
+        self.path = path
+        self.folder = os.path.dirname(path)
+
+    @classmethod
+    def create(
+        cls,
+        folder: str,
+        facts: Mapping[str, Any],
+        splits: Iterable[tuple[SplitId, Any]],
+        files: Iterable[tuple[str, str, InputFile]],
+    ) -> Journal:
+        """A new journal with these splits, all of them open, and files, each with its role and owner. It takes the place
+        of one that is there."""
+        path = os.path.join(folder, NAME)
+        new = f"{path}.new"
+        remove(new)
+        with _journal_errors(path):
+            journal = cls(_connect(new, "rwc"), path)
+            journal._db.executescript(_TABLES)
+            crash_point()
+            with journal._transaction():
+                for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
+                    journal._set(name, value)
+                journal._add_splits(splits)
+                for role, owner, file in files:
+                    journal._put_files(role, owner, [(file, None)])
+            journal.close()
+            crash_point()
+            _settle(path)
+            os.replace(new, path)
+            crash_point()
+            _sync_folder(folder)
+            crash_point()
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: str, *, read_only: bool = False) -> Journal:
+        path = os.path.join(folder, NAME)
+        with _reading(path):
+            journal = cls(_connect(path, "ro" if read_only else "rw"), path)
+            found = journal.fact("format")
+        if found != FORMAT:
+            raise EngineError(f"{path}: was written by another version (format {found}, expected {FORMAT}); start afresh")
+        return journal
+
+    def close(self) -> None:
+        self._db.close()
+
+    # What there is.
+
+    def fact(self, name: str) -> Any:
+        found = self._query("SELECT value FROM facts WHERE name = ?", (name,))
+        return json.loads(found[0][0]) if found else None
+
+    def open_splits(self) -> list[tuple[SplitId, Any]]:
+        """The splits that are still to be done."""
+        found = self._query("SELECT source, number, split FROM splits WHERE state = 'open' ORDER BY source, number")
+        with _reading(self.path):
+            return [(SplitId(source, number), load_pickle(split)) for source, number, split in found]
+
+    def split_counts(self) -> dict[str, int]:
+        """How many splits there are in each state."""
+        return dict(self._query("SELECT state, count(*) FROM splits GROUP BY state"))
+
+    def next_number(self, source: int) -> int:
+        [(greatest,)] = self._query("SELECT max(number) FROM splits WHERE source = ?", (source,))
+        return 0 if greatest is None else int(greatest) + 1
+
+    def total(self) -> SplitResult:
+        """What came of all splits that are prepared or done."""
+        total = SplitResult()
+        for (told,) in self._query("SELECT result FROM splits WHERE state != 'open'"):
+            total.add(SplitResult.from_json(json.loads(told)))
+        return total
+
+    def prepared(self) -> list[tuple[SplitId, list[PreparedPart]]]:
+        """The splits that are prepared and not done, with their parts."""
+        splits = self._query("SELECT source, number FROM splits WHERE state = 'prepared' ORDER BY source, number")
+        return [(SplitId(*split), self._parts_of(SplitId(*split))) for split in splits]
+
+    def published(self) -> dict[int, list[dict[str, Any]]]:
+        """The sinks' details of all parts of splits that are done, by sink, in the order of splits."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for sink, details in self._query(
+            "SELECT p.sink, p.details FROM splits s JOIN parts p USING (source, number)"
+            " WHERE s.state = 'done' ORDER BY p.source, p.number, p.position"
+        ):
+            found.setdefault(sink, []).append(json.loads(details))
+        return found
+
+    def files(self, role: str) -> dict[str, dict[str, tuple[InputFile, str | None]]]:
+        """The files of that role ("input", "model") by owner and path, each with its digest if that is known."""
+        found: dict[str, dict[str, tuple[InputFile, str | None]]] = {}
+        rows = self._query("SELECT owner, path, bytes, stamp, sha256 FROM files WHERE role = ?", (role,))
+        for owner, path, size, stamp, digest in rows:
+            found.setdefault(owner, {})[path] = InputFile(path, size, stamp, None), digest
+        return found
+
+    def sessions(self) -> list[dict[str, Any]]:
+        names = ("number", "process", "started", "seconds", "outcome", "error")
+        rows = self._query(f"SELECT {', '.join(names)} FROM sessions ORDER BY number")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    # What changes. Each is one transaction, synced to the disk when it returns.
+
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        with self._transaction():
+            for name, value in facts.items():
+                self._set(name, value)
+
+    def begin_session(self) -> int:
+        """The number of this process among those that have worked on the run, from 1."""
+        with self._transaction():
+            self._db.execute("UPDATE sessions SET outcome = 'died' WHERE outcome IS NULL")
+            values = (os.getpid(), time.time())
+            number = self._db.execute("INSERT INTO sessions (process, started) VALUES (?, ?)", values).lastrowid
+        assert number is not None
+        return number
+
+    def finish(self, session: int, seconds: float) -> None:
+        """The run is over: this process had the last of it."""
+        with self._transaction():
+            self._set("finished", time.time())
+            self._end_session(session, seconds, "finished", None)
+
+    def end_session(self, number: int, seconds: float, outcome: str, error: str | None = None) -> None:
+        with self._transaction():
+            self._end_session(number, seconds, outcome, error)
+
+    def add_splits(self, splits: Iterable[tuple[SplitId, Any]], owner: str, files: Sequence[InputFile]) -> None:
+        """More work: splits of files that were not there when the run was begun."""
+        with self._transaction():
+            self._add_splits(splits)
+            self._put_files("input", owner, [(file, None) for file in files])
+            self._db.execute("DELETE FROM facts WHERE name = 'finished'")
+
+    def put_files(self, role: str, owner: str, files: Iterable[tuple[InputFile, str | None]]) -> None:
+        with self._transaction():
+            self._put_files(role, owner, files)
+
+    def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
+        """These splits are done but for the publishing of their parts. From now on they are never run again."""
+        with self._transaction():
+            for split, result, parts in splits:
+                told = json.dumps(result.to_json(), separators=(",", ":"))
+                update = (
+                    "UPDATE splits SET state = 'prepared', result = ? WHERE source = ? AND number = ? AND state = 'open'"
+                )
+                if self._db.execute(update, (told, *split)).rowcount != 1:
+                    raise EngineError(f"{self.path}: split {split} was done before; this is a defect of Penstock")
+                self._db.executemany(
+                    "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (*split, at, part.sink, dump_rows(part.token), json.dumps(part.details))
+                        for at, part in enumerate(parts)
+                    ],
+                )
+
+    def done(self, splits: Iterable[SplitId]) -> None:
+        """The parts of these splits are published."""
+        with self._transaction():
+            self._db.executemany("UPDATE splits SET state = 'done' WHERE source = ? AND number = ?", splits)
+
+    def _end_session(self, number: int, seconds: float, outcome: str, error: str | None) -> None:
+        values = (seconds, outcome, error, number)
+        self._db.execute("UPDATE sessions SET seconds = ?, outcome = ?, error = ? WHERE number = ?", values)
+
+    def _set(self, name: str, value: Any) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+
+    def _add_splits(self, splits: Iterable[tuple[SplitId, Any]]) -> None:
+        rows = ((*split, dump_rows(payload)) for split, payload in splits)
+        self._db.executemany("INSERT INTO splits (source, number, split) VALUES (?, ?, ?)", rows)
+
+    def _put_files(self, role: str, owner: str, files: Iterable[tuple[InputFile, str | None]]) -> None:
+        rows = [(role, owner, file.path, file.size, file.modified, digest) for file, digest in files]
+        self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def _parts_of(self, split: SplitId) -> list[PreparedPart]:
+        rows = self._query("SELECT sink, token, details FROM parts WHERE source = ? AND number = ? ORDER BY position", split)
+        with _reading(self.path):
+            return [PreparedPart(sink, load_pickle(token), json.loads(details)) for sink, token, details in rows]
+
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with _journal_errors(self.path):
+            return self._db.execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with _journal_errors(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                crash_point()
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+            crash_point()
+
+
+def _connect(path: str, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=10)
+    if mode != "ro":
+        os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+def remove(path: str) -> None:
+    """Delete a journal, and what SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+
+
+def _settle(path: str) -> None:
+    """Put the log of a journal that is to be replaced into its file: left behind, it would be taken for the new one's."""
+    if os.path.exists(path):
+        with contextlib.suppress(sqlite3.Error):
+            db = _connect(path, "rw")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            db.close()
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _journal_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as exc:
+        raise EngineError(
+            f"the journal {path} cannot be read or written: {exc}; put that right (space, permissions, a disk that works) "
+            "and run the same command again: nothing that was done is lost"
+        ) from exc
+    except sqlite3.DatabaseError as exc:
+        raise _damaged(path, exc) from exc
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        with _journal_errors(path):
+            yield
+    except (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as exc:
+        raise _damaged(path, exc) from exc
+
+
+def _damaged(path: str, exc: Exception) -> EngineError:
+    return EngineError(
+        f"the journal {path} is damaged: {type(exc).__name__}: {exc}; restore it from a copy, or start over with fresh=True "
+        "or --fresh"
+    )

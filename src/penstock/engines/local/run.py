@@ -1,0 +1,204 @@
+"""One run on this machine, from the sinks' first word to their last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from penstock.engines.local.accounting import check_counts, is_counted
+from penstock.engines.local.coordinator import Coordinator, Tally
+from penstock.engines.local.garbage import seldom_collected
+from penstock.engines.local.inline import InlineWorkers
+from penstock.engines.local.outputs import Outputs
+from penstock.engines.local.pools import Machine, Pools, surroundings
+from penstock.engines.local.processes import Guardian
+from penstock.engines.local.remote import ProcessWorkers
+from penstock.engines.local.schedule import Scheduler, Task
+from penstock.engines.plan import Plan
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Sink, Write
+from penstock.models.rendezvous import end_hosts
+from penstock.observe.metrics import Metrics
+from penstock.observe.progress import Progress, StageProgress
+from penstock.observe.result import RunResult, StepCount
+from penstock.options import RunOptions
+from penstock.pipeline.pipeline import Graph
+
+FILES = 65_536  # open at once, at most
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one process does of a run: all of it, or what is left."""
+
+    id: str
+    graph: Graph
+    plan: Plan
+    pools: Pools
+    programs: Mapping[int, bytes]
+    scheduler: Scheduler
+    few: Collection[int]  # stages that have few splits
+    options: RunOptions
+    session: str = ""  # tells the processes of one run apart, where there may be several
+
+    @property
+    def sinks(self) -> dict[int, Sink[Any]]:
+        return {index: sink for index, (_, sink) in labelled_sinks(self.plan).items()}
+
+    def carry_out(self, outputs: Outputs) -> tuple[RunResult, Tally]:
+        started = time.perf_counter()
+        _raise_file_limit()
+        with _terminable(), seldom_collected():
+            try:
+                tally = outputs.begin()
+                before = tally.splits
+                self._work(outputs, tally)
+                check_counts(self.graph, tally.counts)
+            except BaseException as exc:
+                outputs.abandon(exc)
+                raise
+            with _uninterrupted():
+                outputs.publish(tally)
+        return self.result(tally, before, time.perf_counter() - started), tally
+
+    def result(self, tally: Tally, before: int = 0, seconds: float = 0.0) -> RunResult:
+        return RunResult(
+            run=self.id,
+            seconds=seconds,
+            counts={node.label: StepCount() for node in self.graph.nodes if is_counted(node)} | tally.counts,
+            metrics=tally.metrics,
+            outputs=[sink.describe() for sink in self.sinks.values()],
+            splits=tally.splits,
+            splits_before=before,
+            retries=self.scheduler.retries,
+            worker_deaths=self.scheduler.deaths,
+        )
+
+    def _work(self, outputs: Outputs, tally: Tally) -> None:
+        around = surroundings(self.options, Machine.here(), run=self.id + self.session, in_process=self.pools.in_process)
+        folders = outputs.folders()
+        try:
+            if self.pools.in_process and (not folders or self.pools.small):
+                self._coordinate(InlineWorkers(self.programs, self.pools.slots, around), outputs, tally)
+                return
+            with Guardian([*folders, around.folder]) as guardian:
+                if self.pools.in_process:
+                    self._coordinate(InlineWorkers(self.programs, self.pools.slots, around), outputs, tally)
+                    return
+                by_index = {pool.index: pool for pool in self.pools.pools}
+                self._coordinate(ProcessWorkers(self.programs, by_index, guardian, around), outputs, tally)
+        finally:
+            end_hosts(around.folder)
+
+    def _coordinate(self, workers: InlineWorkers | ProcessWorkers, outputs: Outputs, tally: Tally) -> None:
+        wanted = sys.stderr is not None and (sys.stderr.isatty() if self.options.progress is None else self.options.progress)
+        progress = Progress(sys.stderr) if wanted else None
+        known = self.pools.rows or 0
+
+        def watch(tally: Tally, running: Mapping[int, Task]) -> None:
+            assert progress is not None
+            progress.show(_stage_lines(self.plan, tally, running, known))
+
+        shown = watch if progress else None
+        coordinator = Coordinator(
+            self.id, self.plan, self.scheduler, workers, self.few, tally, watch=shown, commits=outputs.commits
+        )
+        try:
+            coordinator.run()
+            if progress is not None:
+                progress.finish(_stage_lines(self.plan, tally, {}, known))
+            workers.close()
+        except BaseException:
+            workers.kill()
+            coordinator.abandon()
+            raise
+
+
+def labelled_sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
+    """The sinks of a plan, each with its step's label, by node."""
+    found = {}
+    for index, node in plan.sinks.items():
+        assert isinstance(node.transform, Write)
+        found[index] = (node.label, node.transform.sink)
+    return found
+
+
+def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: int) -> list[StageProgress]:
+    lines = []
+    metrics = Metrics()
+    for some in (tally.metrics, *tally.running_metrics.values()):
+        metrics.merge(some)
+    for stage in plan.stages:
+        rows = tally.stage_rows.get(stage.index, 0)
+        rows += sum(tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == stage.index)
+        steps = stage.steps()
+        models = list(dict.fromkeys(step.label for step in steps if isinstance(step.transform, RunInference)))
+        sizes = [metrics.distribution("inference_request_batch_size", step=label) for label in models]
+        batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
+        from_source = any(root.transform is not None for root in stage.roots)
+        name = " > ".join(models or dict.fromkeys(step.label for step in steps))
+        failed = sum(tally.counts.get(label, StepCount()).rows_failed for label in {step.label for step in steps})
+        of = known if from_source and known else None
+        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, of, batch, failed))
+    return lines
+
+
+def _raise_file_limit() -> None:
+    """What waits between stages are open files: as many as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM wait: the renames that make the output visible are done together."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for each in came:
+            signal.raise_signal(each)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived: unwind, clean up, and die of it."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the clean-up is not to be interrupted
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,114 @@
+"""A run for people: how it stands, also while it goes on; and whether its output is still what it wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.engines.local.journal import NAME, Journal
+from penstock.engines.local.manifest import make_manifest, read_manifest
+from penstock.engines.local.run_dir import is_held
+from penstock.errors import InputError, UsageError
+from penstock.io.digests import sha256_of
+from penstock.io.files import store_of
+
+MOST_PROBLEMS = 20  # that verify() names
+
+
+def status(folder: str) -> str:
+    """How the run in this folder stands."""
+    if not os.path.exists(os.path.join(folder, NAME)):
+        raise UsageError(f"{folder}: no run was begun there; expected the run_dir of a run")
+    journal = Journal.open(os.path.abspath(folder), read_only=True)
+    try:
+        manifest = make_manifest(journal)
+    finally:
+        journal.close()
+    return "\n".join(_lines(manifest, folder, held=is_held(folder)))
+
+
+def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str]:
+    sessions, splits = manifest["sessions"], manifest["splits"]
+    state = manifest["state"]
+    if held:
+        state = f"running, in process {sessions[-1]['process'] if sessions else 'unknown'}"
+    elif state not in ("finished", "running"):
+        state = f"{state}; run the same command again to go on"
+    elif state == "running":
+        state = "died; run the same command again to go on"
+    yield f"run {manifest['run']} in {folder}: {state}"
+    share = splits["done"] / splits["all"] if splits["all"] else 1.0
+    yield f"  splits    {splits['done']:,} of {splits['all']:,} done ({share:.1%})"
+    yield f"  begun     {manifest['created']}, {len(sessions)} process(es), {manifest['seconds']:,.1f} s in those that ended"
+    if sessions and sessions[-1]["error"] and not held:
+        yield f"  error     {sessions[-1]['error'].splitlines()[0]}"
+    if manifest["counts"]:
+        yield "  rows      in, out and failed, of splits that are done"
+        width = max(map(len, manifest["counts"]))
+        for label, count in manifest["counts"].items():
+            yield f"    {label:<{width}}  {count['rows_in']:>12,} {count['rows_out']:>12,} {count['rows_failed']:>9,}"
+    for label, kinds in manifest["failures"].items():
+        yield f"  failures  {label}: " + ", ".join(f"{rows:,} {kind}" for kind, rows in kinds.items())
+    for output in manifest["outputs"]:
+        parts = output["parts"]
+        size = sum(part.get("bytes", 0) for part in parts)
+        yield f"  output    {output['sink']}: {len(parts):,} part(s)" + (f", {size:,} bytes" if size else "")
+    files = len(manifest["inputs"]), len(manifest["models"])
+    yield f"  inputs    {files[0]:,} file(s); models {files[1]:,} file(s)"
+
+
+def verify(folder: str) -> tuple[list[str], str]:
+    """Compare the files of the output with the manifest: what is wrong with them, and what was looked at."""
+    manifest = read_manifest(folder)
+    if manifest["state"] != "finished":
+        raise UsageError(f"{folder}: the run is {manifest['state']}, not finished; run the same command again, then verify")
+    problems: list[str] = []
+    checked = unchecked = 0
+    for output in manifest["outputs"]:
+        for part in output["parts"]:
+            if "path" not in part:
+                unchecked += 1
+                continue
+            checked += 1
+            if wrong := _problem(part):
+                problems.append(wrong)
+        problems += _strangers(output)
+    told = f"{checked:,} file(s) of {len(manifest['outputs'])} output(s)"
+    if unchecked:
+        told += f"; {unchecked:,} part(s) that are not files were not looked at"
+    return problems[:MOST_PROBLEMS] + _rest(problems), told
+
+
+def _problem(part: dict[str, Any]) -> str | None:
+    path = part["path"]
+    fs, inner = store_of(path, InputError)
+    try:
+        if not fs.exists(inner):
+            return f"{path}: is gone"
+        if (size := fs.size(inner)) != part["bytes"]:
+            return f"{path}: has {size:,} bytes, expected {part['bytes']:,}"
+        if part["sha256"] is not None and sha256_of(path) != part["sha256"]:
+            return f"{path}: its bytes have changed (sha256)"
+    except OSError as exc:
+        return f"{path}: cannot be read: {exc}"
+    return None
+
+
+def _strangers(output: dict[str, Any]) -> list[str]:
+    """Part files in the folder of an output that the run did not write."""
+    own = {part["path"] for part in output["parts"] if "path" in part}
+    suffixes = {os.path.splitext(path)[1] for path in own}
+    found = []
+    for folder in sorted({path.rpartition("/")[0] for path in own}):
+        fs, inner = store_of(folder, InputError)
+        for path in fs.ls(inner, detail=False) if fs.exists(inner) else ():
+            name = path.rsplit("/", 1)[-1]
+            if name.startswith("part-") and os.path.splitext(name)[1] in suffixes and f"{folder}/{name}" not in own:
+                found.append(f"{folder}/{name}: was not written by this run")
+    return found
+
+
+def _rest(problems: list[str]) -> list[str]:
+    more = len(problems) - MOST_PROBLEMS
+    return [f"and {more} more"] if more > 0 else []

@@ -1,0 +1,193 @@
+"""Kills a run with SIGKILL, again and again, runs it on until it is done, and compares it with a clean run.
+
+python tests/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
+
+Half of the kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The
+others hit the coordinator or a worker after its n-th write, sync or rename, for n = 1, 2, 3 ... When a run is done, its
+output must be that of the clean run, byte for byte, its counts the same, and nothing may be left: no process, no file aside,
+no socket, no shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TARGETS = ("coordinator", "worker", "host", "everything")
+GONE = 20.0  # seconds for what a killed process leaves behind to end itself
+
+
+class Killing:
+    """One job, its clean run, and the kills so far."""
+
+    def __init__(self, job: str, folder: Path, seed: int) -> None:
+        self.job = HERE / job
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.mark = f"penstock-kills-{os.getpid()}-{seed}"  # in the environment of all that a run starts
+        self.kills: Counter[str] = Counter()
+        self.runs = 0
+        self.step = {"coordinator": 0, "worker": 0}
+        started = time.monotonic()
+        make_inputs(self.job.name, folder / "clean")
+        self._start(folder / "clean").wait()
+        self.seconds = time.monotonic() - started
+        self.expected = tree(folder / "clean" / "out")
+        self.counts = json.loads((folder / "clean" / "run" / "manifest.json").read_text())["counts"]
+        assert self.expected, "the clean run wrote nothing"
+
+    def until(self, kills: int) -> None:
+        """Run jobs to their end until that many kills have hit."""
+        while self.kills.total() < kills:
+            self.one_run(most=kills - self.kills.total())
+
+    def one_run(self, most: int) -> None:
+        """One job, killed up to `most` times, then left to finish; and all that must hold then."""
+        work = self.folder / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        make_inputs(self.job.name, work)
+        last = self.kills.total() + self.random.randint(1, min(most, 25))
+        while True:
+            more = self.kills.total() < last
+            process = self._start(work, self._step() if more and self.random.random() < 0.5 else None)
+            if more and not self.aimed:
+                self._kill_sometimes(process, last)
+            code = process.wait(timeout=240)
+            if self.aimed and self.aimed[1].exists():
+                self.kills[f"{self.aimed[0]}, at a step"] += 1
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL or more, f"the run failed by itself ({code}):\n{self.log()}"
+        self.runs += 1
+        self._check(work)
+
+    def _start(self, work: Path, aimed: tuple[str, Path, str] | None = None) -> subprocess.Popen[bytes]:
+        self.aimed = aimed
+        environment = {**os.environ, "PENSTOCK_KILLS": self.mark}
+        if aimed:
+            environment["PENSTOCK_CRASH_AT"] = aimed[2]
+        with open(self.folder / "log", "wb") as log:
+            command = [sys.executable, str(self.job), str(work)]
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def _step(self) -> tuple[str, Path, str]:
+        """The next step of the coordinator, or of a worker, to die at."""
+        role = self.random.choice(["coordinator", "coordinator", "worker"])
+        self.step[role] = self.step[role] % 40 + 1
+        mark = self.folder / "mark"
+        mark.unlink(missing_ok=True)
+        return role, mark, f"{role}:{self.step[role]}:{mark}"
+
+    def _kill_sometimes(self, process: subprocess.Popen[bytes], last: int) -> None:
+        """Until the coordinator has ended, or the last kill has hit: a worker or a host that dies is replaced."""
+        while self.kills.total() < last:
+            try:
+                process.wait(self.random.uniform(0, 0.8 * self.seconds))
+                return
+            except subprocess.TimeoutExpired:
+                pass
+            target = self.random.choice(TARGETS)
+            found = {process.pid: "coordinator"} if target == "coordinator" else self._processes()
+            chosen = [pid for pid, role in found.items() if target in (role, "everything")]
+            if target != "everything":
+                chosen = self.random.sample(chosen, min(1, len(chosen)))
+            hits = [pid for pid in chosen if kill(pid)]
+            self.kills[target] += bool(hits)
+
+    def _processes(self) -> dict[int, str]:
+        """All that belong to the run, with what they are."""
+        found = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                environment = Path("/proc", name, "environ").read_bytes()
+                command = Path("/proc", name, "cmdline").read_bytes()
+                state = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"PENSTOCK_KILLS={self.mark}".encode() in environment.split(b"\0") and state != "Z":
+                roles = {b"local.worker": "worker", b"models.": "host", b"guardian": "guardian"}
+                found[int(name)] = next((role for part, role in roles.items() if part in command), "coordinator")
+        return found
+
+    def _check(self, work: Path) -> None:
+        assert tree(work / "out") == self.expected, f"the output differs from that of the clean run: {self._differing(work)}"
+        manifest = json.loads((work / "run" / "manifest.json").read_text())
+        assert manifest["state"] == "finished"
+        assert manifest["counts"] == self.counts, f"counts {manifest['counts']}, expected {self.counts}"
+        deadline = time.monotonic() + GONE
+        while (left := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"processes are left: {left}"
+        run = manifest["run"]
+        hosts = Path("/tmp", f"penstock-{os.geteuid()}")
+        assert not list(hosts.glob(f"{run}*")), "a folder of hosts is left"
+        assert not [name for name in os.listdir("/dev/shm") if "penstock" in name], "shared memory is left"
+        assert set(os.listdir(work / "run")) <= {"journal.db", "manifest.json", "lock"}, os.listdir(work / "run")
+
+    def _differing(self, work: Path) -> list[str]:
+        found = tree(work / "out")
+        return sorted(name for name in found.keys() | self.expected.keys() if found.get(name) != self.expected.get(name))
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def make_inputs(job: str, folder: Path) -> None:
+    (folder / "in").mkdir(parents=True)
+    (folder / "out").mkdir()
+    if job == "job.py":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for part in range(4):
+            rows = [{"id": f"a{part}-{n}", "n": n} for n in range(300)]
+            (folder / "in" / f"a-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        pq.write_table(pa.table({"id": [f"b{n}" for n in range(900)], "n": list(range(900))}), folder / "in" / "b.parquet")
+    else:
+        words = ["a", "film", "that", "one", "would", "like", "to", "see", "again", "for", "its", "music", "and", "light"]
+        texts = [" ".join(words[n % 7 : n % 7 + 2 + n % 11] * (1 + n % 3)) for n in range(600)]
+        (folder / "in" / "texts.txt").write_text("".join(f"{n} {text}\n" for n, text in enumerate(texts)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
+    parser.add_argument("--job", default="job.py")
+    arguments = parser.parse_args()
+    print(f"{arguments.job}: {arguments.kills} kills, seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-kills-") as folder:
+        killing = Killing(arguments.job, Path(folder), arguments.seed)
+        while killing.kills.total() < arguments.kills:
+            killing.one_run(most=arguments.kills - killing.kills.total())
+            print(f"  {killing.kills.total()} kills, {killing.runs} runs done, all as the clean run", flush=True)
+        by_kind = ", ".join(f"{n} {kind}" for kind, n in sorted(killing.kills.items()))
+        print(f"{killing.kills.total()} kills ({by_kind}), {killing.runs} runs, seed {arguments.seed}: all as the clean run")
+
+
+if __name__ == "__main__":
+    main()

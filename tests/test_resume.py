@@ -1,0 +1,583 @@
+"""Runs with a journal: they go on where they were, notice what has changed, and say how they stand."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import EngineError, OutputError, RunChangedError, StepError, TransientError, UsageError
+from penstock.io.jsonl import JsonlSink, JsonlWriter
+
+LINES = 4000  # of some bytes each: several splits
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with inputs: in/0.txt and in/1.txt."""
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        write_input(tmp_path, part)
+    return tmp_path
+
+
+def write_input(folder, part, lines=LINES):
+    (folder / "in" / f"{part}.txt").write_text("".join(f"{part}-{n}\n" for n in range(lines)))
+
+
+def copied(folder, *, stop_at=None, workers=0, function=None, **options):
+    """A run that copies in/ to out/ and notes each row that it works on in `seen`; it fails at a row if it is told to."""
+    seen = str(folder / "seen")
+
+    def work(row):
+        if row == stop_at:
+            raise ValueError("stopped")
+        return row
+
+    def note(rows):
+        with open(seen, "a") as file:
+            file.write("".join(f"{row}\n" for row in rows))
+        return rows
+
+    p = ps.Pipeline(run_dir=folder / "run", workers=workers, **options)
+    rows = p | ps.ReadFromText(folder / "in" / "*.txt") | ps.MapBatches(note) | "work" >> ps.Map(work)
+    (rows | "more" >> ps.Map(function) if function else rows) | ps.WriteToText(folder / "out")
+    return p.run()
+
+
+def begun(folder, **options):
+    """A run that has done some of its splits and failed."""
+    with pytest.raises(StepError, match="stopped"):
+        copied(folder, stop_at="1-1000", accept_changes=(), **options)
+
+
+def goes_on(folder, **options):
+    return copied(folder, accept_changes=("code",), **options)
+
+
+def lines_of(folder):
+    return [line for path in sorted((folder / "out").glob("part-*")) for line in path.read_text().splitlines()]
+
+
+def inputs_of(folder):
+    return [line for path in sorted((folder / "in").glob("*.txt")) for line in path.read_text().splitlines()]
+
+
+def seen_by(folder):
+    lines = (folder / "seen").read_text().splitlines()
+    (folder / "seen").unlink()
+    return lines
+
+
+def manifest_of(folder):
+    return json.loads((folder / "run" / "manifest.json").read_text())
+
+
+def all_files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# Going on.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_where_it_was(folder, workers):
+    begun(folder, workers=workers)
+    done = set(lines_of(folder))
+    assert 0 < len(done) < 2 * LINES, "some splits are visible already"
+    seen_by(folder)
+    result = goes_on(folder, workers=workers)
+    assert lines_of(folder) == inputs_of(folder)
+    assert done.isdisjoint(seen_by(folder)), "what was done is not done again"
+    assert 0 < result.splits_before < result.splits
+    assert result.counts["work"].rows_in == 2 * LINES, "counts are those of all processes"
+    assert [name for name in os.listdir(folder / "out") if name.startswith(".")] == []
+
+
+def test_a_finished_run_does_nothing(folder):
+    first = copied(folder)
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
+    seen_by(folder)
+    again = copied(folder)
+    assert again.was_finished
+    assert not first.was_finished
+    assert again.counts == first.counts
+    assert again.metrics == first.metrics
+    assert not (folder / "seen").exists()
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out").iterdir()} == before
+
+
+def test_other_numbers_of_workers_threads_and_rows_in_a_batch_are_fine(folder):
+    begun(folder, workers=2)
+    goes_on(folder, workers=1, threads_per_worker=2)
+    assert lines_of(folder) == inputs_of(folder)
+    copied(folder, workers=0, accept_changes=("code",))
+
+
+def test_part_names_do_not_depend_on_interruptions(folder, tmp_path_factory):
+    begun(folder, workers=2)
+    goes_on(folder, workers=0)
+    clean = tmp_path_factory.mktemp("clean")
+    (clean / "in").symlink_to(folder / "in")
+    copied(clean, workers=2)
+    assert all_files(clean / "out") == all_files(folder / "out")
+
+
+def test_metrics_are_those_of_a_clean_run(folder):
+    def run(stop_at, **options):
+        def failing(row):
+            if row == stop_at:
+                raise ValueError("stopped")
+            return row
+
+        p = ps.Pipeline(run_dir=folder / "run", workers=2, **options)
+        rows = p | ps.ReadFromText(folder / "in" / "*.txt") | ps.RunInference(Lengths(max_batch_size=10))
+        rows | ps.Map(lambda result: result.example) | ps.Map(failing) | ps.WriteToText(folder / "out")
+        return p.run()
+
+    with pytest.raises(StepError):
+        run("1-1000")
+    assert run(None, accept_changes=("code",)).metrics.counter("num_inferences") == 2 * LINES
+
+
+class Lengths(ps.ModelHandler):
+    def load_model(self):
+        return len
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [ps.PredictionResult(row, model(row)) for row in batch]
+
+
+def test_ctrl_c_leaves_a_run_that_can_go_on(folder):
+    script = folder / "job.py"
+    script.write_text(
+        "import sys, time, penstock as ps\n"
+        "def slow(row):\n"
+        "    if row.startswith('1-'): time.sleep(0.01)\n"
+        "    return row\n"
+        "p = ps.Pipeline()\n"
+        "p | ps.ReadFromText('in/*.txt') | ps.Map(slow) | ps.WriteToText('out')\n"
+    )
+    command = [sys.executable, "-m", "penstock.cli", "run", "--run-dir", "run", "--workers", "2", "job.py"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any((folder / "out").glob("part-*")), process)
+    told = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "status", "run"], cwd=folder, capture_output=True, text=True
+    )
+    assert f"running, in process {process.pid}" in told.stdout
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert manifest_of(folder)["state"] == "stopped"
+    assert not [name for name in os.listdir(folder / "out") if name.startswith(".")]
+    script.write_text(script.read_text().replace("time.sleep(0.01)", "pass"))
+    command[4:4] = ["--accept-change", "code"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "of which what was left" in done.stderr
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def wait_for(condition, process):
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_a_lambda_that_moved_in_its_file_is_the_same_step(folder):
+    """Labels of lambdas name their line; what was counted under the old one is counted on."""
+    script = folder / "job.py"
+    text = (
+        "import penstock as ps, os\n"
+        "p = ps.Pipeline(run_dir='run', workers=0)\n"
+        "rows = p | ps.ReadFromText('in/*.txt')\n"
+        "rows = rows | ps.Map(lambda row: row if os.path.exists('on') else 1 // (row != '1-1000'))\n"
+        "rows | ps.Map(str) | ps.WriteToText('out')\n"
+        "p.run()\n"
+    )
+    script.write_text(text)
+    failed = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert "ZeroDivisionError" in failed.stderr
+    assert "run the same command again, and it goes on from there" in failed.stderr
+    (folder / "on").touch()
+    script.write_text("# a comment\n" + text)
+    done = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(lines_of(folder)) == 2 * LINES
+
+
+def test_collect_cannot_be_resumed(tmp_path):
+    with pytest.raises(UsageError, match="cannot be resumed"):
+        (ps.Pipeline(run_dir=tmp_path) | ps.Create([1])).collect()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fresh": True}, {"accept_changes": ("inputs",)}, {"run_dir": "x", "accept_changes": "inputs"}, {"run_dir": ""}],
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(UsageError):
+        ps.Pipeline(**options)
+
+
+# Starting over, and earlier outputs.
+
+
+def test_fresh_starts_over_and_keeps_the_old_output_until_it_is_done(folder):
+    copied(folder)
+    old = lines_of(folder)
+    seen_by(folder)
+    with pytest.raises(StepError):
+        copied(folder, fresh=True, function=lambda row: f"new {1 // (row != '1-1000')} {row}")
+    assert lines_of(folder) == old, "until the new run is done, readers see the old one"
+    copied(folder, function=lambda row: f"new {row}", accept_changes=("code",))
+    assert sorted({line.split()[0] for line in lines_of(folder)}) == ["new"]
+    assert len(lines_of(folder)) == 2 * LINES
+
+
+def test_a_run_that_overwrites_replaces_the_output_when_it_is_done(folder):
+    (folder / "out").mkdir()
+    for number in range(40):
+        (folder / "out" / f"part-{number:05d}.txt").write_text("old\n")
+
+    def run(stop_at, **options):
+        p = ps.Pipeline(run_dir=folder / "run", workers=2, **options)
+        rows = p | ps.ReadFromText(folder / "in" / "*.txt")
+        rows | ps.Map(lambda row: f"{1 // (row != stop_at)}{row}"[1:]) | ps.WriteToText(folder / "out", overwrite=True)
+        return p.run()
+
+    with pytest.raises(StepError):
+        run("1-3999")
+    assert set(lines_of(folder)) == {"old"}
+    assert len(list((folder / "out").glob("part-*"))) == 40
+    run(None, accept_changes=("code",))
+    assert lines_of(folder) == inputs_of(folder)
+    assert run(None).was_finished
+
+
+def test_output_of_somebody_else_is_not_touched(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.txt").write_text("old\n")
+    with pytest.raises(OutputError, match="there already"):
+        copied(folder)
+    (folder / "out" / "part-00000.txt").unlink()
+    copied(folder)  # nothing was begun: it is not refused
+    assert lines_of(folder) == inputs_of(folder)
+
+
+# What has changed.
+
+
+def test_an_input_that_was_replaced_is_refused(folder):
+    begun(folder)
+    write_input(folder, 1, LINES + 1)
+    with pytest.raises(RunChangedError, match=r"(?s)1\.txt had a size of .*\(--accept-change inputs\)"):
+        copied(folder, accept_changes=("code",))
+    copied(folder, accept_changes=("code", "inputs"))
+    assert lines_of(folder)[: 2 * LINES - 1] == inputs_of(folder)[: 2 * LINES - 1], "done with what is there now"
+
+
+def test_an_input_with_other_bytes_and_the_same_size_is_refused(folder):
+    begun(folder)
+    path = folder / "in" / "0.txt"
+    path.write_text(path.read_text().replace("0-1\n", "0-x\n"))
+    with pytest.raises(RunChangedError, match=r"0\.txt was written again"):
+        goes_on(folder)
+
+
+def test_an_input_that_was_only_touched_is_the_same(folder):
+    copied(folder)
+    os.utime(folder / "in" / "0.txt", (1, 1))
+    assert copied(folder).was_finished
+
+
+def test_an_input_that_is_gone_is_refused(folder):
+    begun(folder)
+    (folder / "in" / "0.txt").rename(folder / "elsewhere")
+    with pytest.raises(RunChangedError, match=r"0\.txt is gone"):
+        goes_on(folder)
+
+
+def test_new_files_are_more_work(folder):
+    begun(folder)
+    before = set(os.listdir(folder / "out"))
+    write_input(folder, "00")  # sorted before the others: its rows come later all the same
+    goes_on(folder)
+    assert lines_of(folder) == [line for part in ("0", "1", "00") for line in inputs_of_part(folder, part)]
+    write_input(folder, 2)
+    seen_by(folder)
+    result = copied(folder, accept_changes=("code",))
+    assert seen_by(folder) == inputs_of_part(folder, 2), "a finished run goes on with the new file alone"
+    assert result.counts["work"].rows_in == 4 * LINES
+    assert before < set(os.listdir(folder / "out"))
+
+
+def inputs_of_part(folder, part):
+    return (folder / "in" / f"{part}.txt").read_text().splitlines()
+
+
+def test_rows_in_memory_count_as_inputs(tmp_path):
+    def run(rows, **options):
+        p = ps.Pipeline(run_dir=tmp_path / "run", **options)
+        p | ps.Create(rows) | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+        return p.run()
+
+    run([1, 2])
+    assert run([1, 2]).was_finished
+    with pytest.raises(RunChangedError, match="inputs: step 'Create'"):
+        run([1, 3])
+    assert run([1, 3], accept_changes=("inputs",)).was_finished
+
+
+def test_another_pipeline_is_refused(folder):
+    copied(folder)
+    with pytest.raises(RunChangedError, match=r"(?s)pipeline: .*start over with fresh=True \(--fresh\)$"):
+        copied(folder, function=str)
+
+
+def test_another_model_is_refused(folder):
+    model = folder / "model.bin"
+
+    class Handler(Lengths):
+        def model_files(self):
+            return [str(model)]
+
+    def run(**options):
+        p = ps.Pipeline(run_dir=folder / "run", **options)
+        p | ps.Create(["a", "bb"]) | ps.RunInference(Handler()) | ps.Map(repr) | ps.WriteToText(folder / "out")
+        return p.run()
+
+    model.write_bytes(b"1234")
+    run()
+    os.utime(model, (1, 1))
+    assert run().was_finished, "its digest is the same"
+    assert manifest_of(folder)["models"][0]["sha256"] is not None
+    model.write_bytes(b"4321")
+    with pytest.raises(RunChangedError, match=r"models: step .*model\.bin was written again"):
+        run()
+    assert run(accept_changes=("models",)).was_finished
+
+
+# Two processes, damaged journals, disks that are full.
+
+
+def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(folder):
+    script = folder / "job.py"
+    script.write_text(
+        "import time, penstock as ps\n"
+        "p = ps.Pipeline(run_dir='run', workers=0)\n"
+        "p | ps.Create(range(3)) | ps.Map(lambda n: print(n, flush=True) or time.sleep(600)) | ps.WriteToText('out')\n"
+        "p.run()\n"
+    )
+    first = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == b"0\n"
+    second = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert f"process {first.pid} is at work on this run" in second.stderr
+    first.kill()
+    first.wait()
+    third = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
+    assert third.stdout.readline() == b"0\n"
+    third.kill()
+    third.wait()
+    first.stdout.close()
+    third.stdout.close()
+
+
+def test_a_damaged_journal_is_not_taken_for_none(folder):
+    begun(folder)
+    journal = folder / "run" / "journal.db"
+    data = bytearray(journal.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    journal.write_bytes(data)
+    with pytest.raises(EngineError, match=r"is damaged.*--fresh"):
+        goes_on(folder)
+    with pytest.raises(OutputError, match="there already"):
+        copied(folder, fresh=True)  # nothing is known any more of who wrote that
+    for path in (folder / "out").iterdir():
+        path.unlink()
+    copied(folder, fresh=True)
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def test_a_journal_that_was_half_made_is_made_anew(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "journal.db.new").write_bytes(os.urandom(5000))
+    copied(folder)
+    assert lines_of(folder) == inputs_of(folder)
+    assert not (folder / "run" / "journal.db.new").exists()
+
+
+def test_a_torn_end_of_the_journal_costs_one_commit(folder):
+    """A process is killed with its journal's log in place; then the end of that log is torn off."""
+    script = folder / "job.py"
+    script.write_text(
+        "import penstock as ps\n"
+        "p = ps.Pipeline(run_dir='run', workers=0)\n"
+        "p | ps.ReadFromText('in/*.txt') | ps.WriteToText('out')\n"
+        "p.run()\n"
+    )
+    environment = os.environ | {"PENSTOCK_CRASH_AT": f"coordinator:30:{folder}/mark"}
+    assert subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, timeout=60).returncode == -signal.SIGKILL
+    log = folder / "run" / "journal.db-wal"
+    log.write_bytes(log.read_bytes()[:-1000] + b"torn")
+    assert subprocess.run([sys.executable, "job.py"], cwd=folder, timeout=60).returncode == 0
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def test_a_clock_that_jumps_changes_nothing(folder):
+    begun(folder)
+    with sqlite3.connect(folder / "run" / "journal.db") as db:
+        db.execute("UPDATE sessions SET started = started + 1e9")
+        db.execute("UPDATE facts SET value = '99999999999' WHERE name = 'created'")
+    goes_on(folder)
+    assert lines_of(folder) == inputs_of(folder)
+    assert manifest_of(folder)["seconds"] > 0
+
+
+class FailingWriter(JsonlWriter):
+    def add(self, block):
+        if os.path.exists(os.path.join(os.path.dirname(self.places.final), "..", "broken")):
+            raise OSError(errno.EIO, "Input/output error")
+        super().add(block)
+
+
+class FailingSink(JsonlSink):
+    def open(self, part):
+        return FailingWriter(self.places(part))
+
+
+def test_input_output_errors_end_a_run_that_can_go_on(folder):
+    def run():
+        p = ps.Pipeline(run_dir=folder / "run", workers=0)
+        p | ps.ReadFromText(folder / "in" / "*.txt") | ps.Write(FailingSink(str(folder / "out"), False))
+        return p.run()
+
+    (folder / "broken").touch()
+    with pytest.raises(TransientError, match="Input/output error"):
+        run()
+    (folder / "broken").unlink()
+    run()
+    assert [json.loads(line) for line in lines_of(folder)] == inputs_of(folder)
+
+
+SMALL_DISK = """
+mount -t tmpfs -o size=$SIZE tmpfs disk
+mkdir disk/out disk/run
+dd if=/dev/zero of=disk/filling bs=1k count=$FILL 2> /dev/null
+python job.py 2> first
+echo $? > codes
+rm disk/filling
+mount -o remount,ro disk
+python job.py 2> second
+echo $? >> codes
+mount -o remount,rw disk
+python job.py 2> third
+echo $? >> codes
+cp -r disk/out disk/run .
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file system of its own for one process is Linux's")
+@pytest.mark.parametrize(("output", "run_dir"), [("disk/out", "run0"), ("out0", "disk/run")])
+def test_a_full_and_a_read_only_disk(folder, output, run_dir):
+    """A real file system of 2 MB: first it is full, then it may not be written to, then all is well."""
+    (folder / "disk").mkdir()
+    (folder / "job.py").write_text(
+        "import penstock as ps\n"
+        f"p = ps.Pipeline(run_dir={run_dir!r}, workers=2)\n"
+        f"p | ps.ReadFromText('in/*.txt') | ps.WriteToText({output!r})\n"
+        "p.run()\n"
+    )
+    (folder / "disk.sh").write_text(SMALL_DISK)
+    environment = os.environ | {
+        "SIZE": "2m",
+        "FILL": "2030",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "disk.sh"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    codes = (folder / "codes").read_text().split()
+    first, second, third = ((folder / name).read_text() for name in ("first", "second", "third"))
+    assert codes == ["1", "1", "0"], (done.stderr, first, second, third)
+    assert "No space left on device" in first or "database or disk is full" in first or "disk I/O error" in first
+    assert "Read-only file system" in second or "readonly database" in second
+    where = folder / ("out" if output.startswith("disk") else "out0")
+    assert [line for path in sorted(where.glob("part-*")) for line in path.read_text().splitlines()] == inputs_of(folder)
+
+
+# The manifest, status and verify.
+
+
+def penstock(folder, *arguments):
+    command = [sys.executable, "-m", "penstock.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_manifest_tells_what_went_in_and_what_came_out(folder):
+    copied(folder, workers=2)
+    manifest = manifest_of(folder)
+    assert manifest["state"] == "finished"
+    assert [os.path.basename(each["path"]) for each in manifest["inputs"]] == ["0.txt", "1.txt"]
+    assert all(len(each["sha256"]) == 64 for each in manifest["inputs"])
+    [output] = manifest["outputs"]
+    assert sum(part["bytes"] for part in output["parts"]) == sum(p.stat().st_size for p in (folder / "out").iterdir())
+    assert manifest["counts"]["work"] == {"rows_in": 2 * LINES, "rows_out": 2 * LINES, "rows_failed": 0}
+    assert manifest["packages"]["pyarrow"]
+    assert manifest["penstock"] == ps.__version__
+    assert any("work" in line for line in manifest["pipeline"])
+
+
+def test_failures_are_told_by_kind(folder):
+    p = ps.Pipeline(run_dir=folder / "run")
+    good, bad = p | ps.Create(range(10)) | "halve" >> ps.Map(lambda n: 6 // (n % 3)).with_exception_handling()
+    good | "good" >> ps.Map(str) | "write good" >> ps.WriteToText(folder / "out")
+    bad | "bad" >> ps.Map(lambda failed: {"n": failed[0]}) | ps.WriteToJsonl(folder / "dead")
+    p.run()
+    assert manifest_of(folder)["failures"] == {"halve": {"raised": 4}}
+    assert "halve: 4 raised" in penstock(folder, "status", "run").stdout
+
+
+def test_status_and_verify(folder):
+    assert penstock(folder, "status", "nowhere").returncode == 2
+    assert penstock(folder, "verify", "nowhere").returncode == 2
+    begun(folder)
+    told = penstock(folder, "status", "run").stdout
+    assert "failed; run the same command again to go on" in told
+    assert "stopped" in told, "the error is shown"
+    assert penstock(folder, "verify", "run").returncode == 2, "it is not finished"
+    goes_on(folder)
+    assert "finished" in penstock(folder, "status", "run").stdout
+    assert penstock(folder, "verify", "run").returncode == 0
+    parts = sorted((folder / "out").iterdir())
+    parts[0].write_text(parts[0].read_text().replace("0-1\n", "0-x\n"))
+    parts[1].unlink()
+    parts[2].write_text("short")
+    (folder / "out" / "part-99999.txt").write_text("stranger")
+    wrong = penstock(folder, "verify", "run")
+    assert wrong.returncode == 1
+    for part in (f"{parts[0]}: its bytes have changed", f"{parts[1]}: is gone", f"{parts[2]}: has 5 bytes", "part-99999"):
+        assert part in wrong.stderr
+
+
+def test_a_sink_that_writes_at_least_once_says_so(tmp_path):
+    class Log(JsonlSink):
+        delivery = "at least once"
+
+    p = ps.Pipeline(run_dir=tmp_path / "run")
+    p | ps.Create([1]) | ps.Write(Log(str(tmp_path / "out"), False))
+    assert "at least once, if the run is resumed" in p.explain()
+    assert "output becomes visible split by split" in p.explain()
