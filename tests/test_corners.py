@@ -335,3 +335,27 @@ def test_failed_runs_leave_no_threads(pipeline):
         if thread is not threading.main_thread() and thread.daemon:
             thread.join(2)
     assert threading.active_count() <= before
+
+
+MODULE_THAT_RUNS = """
+import penstock as ps
+
+class Handler(ps.ModelHandler):
+    def load_model(self):
+        return 1
+
+    def run_inference(self, batch, model, inference_args=None):
+        return batch
+
+rows = ps.Pipeline(workers=1) | ps.Create([1]) | ps.RunInference(Handler(large_model={large}))
+print(rows.collect())
+"""
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_module_that_runs_a_pipeline_when_it_is_imported_starts_no_endless_row_of_processes(tmp_path, large):
+    (tmp_path / "running.py").write_text(MODULE_THAT_RUNS.format(large=large))
+    command = [sys.executable, "-c", "import running"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "a module runs a pipeline when it is imported" in done.stderr

@@ -20,7 +20,7 @@ LAYERS = {
     },
     "engines": {
         *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
-        *("transport", "retry", "failures", "rows", "blocks", "crashes", "errors"),
+        *("transport", "retry", "failures", "rows", "blocks", "crashes", "errors", "version"),
     },
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "rows", "blocks", "errors"},

@@ -580,4 +580,4 @@ def test_a_sink_that_writes_at_least_once_says_so(tmp_path):
     p = ps.Pipeline(run_dir=tmp_path / "run")
     p | ps.Create([1]) | ps.Write(Log(str(tmp_path / "out"), False))
     assert "at least once, if the run is resumed" in p.explain()
-    assert "output becomes visible split by split" in p.explain()
+    assert "can be resumed: output becomes visible split by split" in p.explain()

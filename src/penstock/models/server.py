@@ -27,7 +27,7 @@ from penstock.errors import NotShippableError
 from penstock.models.messages import Bring, Calling, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
-from penstock.transport.packing import length, pack, unpack
+from penstock.transport.packing import length, load_pickle, pack, unpack
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import Leases, Segment, Segments
 
@@ -95,7 +95,7 @@ class _Server:
     def serve(self) -> None:
         program, _ = self._channel.receive()
         try:
-            served: Served = pickle.loads(program)
+            served: Served = load_pickle(program)
             self._step = served.step
             loaded = Loaded(*served.load())
         except BaseException as exc:

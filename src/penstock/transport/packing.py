@@ -129,13 +129,23 @@ def unpack(data: memoryview) -> Iterator[Block]:
 
 
 _LOADING = threading.RLock()
+_here = threading.local()
 
 
 def load_pickle(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     """pickle.loads(), by one thread at a time: it imports modules, and two threads that begin at different ends of a circle
     of imports wait for each other."""
     with _LOADING:
-        return pickle.loads(data, buffers=buffers)
+        before, _here.is_loading = is_loading(), True
+        try:
+            return pickle.loads(data, buffers=buffers)
+        finally:
+            _here.is_loading = before
+
+
+def is_loading() -> bool:
+    """Whether this thread is unpickling something, and perhaps importing modules for it."""
+    return getattr(_here, "is_loading", False)
 
 
 def _to_ipc(table: Any) -> Any:

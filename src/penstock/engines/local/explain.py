@@ -16,7 +16,8 @@ from penstock.models.place import Surroundings, choose_place
 def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) -> str:
     """Stages, pools, where models live, when output becomes visible, and why."""
     lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
-    lines.append(f"output becomes visible {'split by split (run_dir)' if journaled else 'at the end of the run'}")
+    if journaled:
+        lines.append("can be resumed: output becomes visible split by split (run_dir)")
     for pool in pools.pools:
         lines.append(_pool_line(pool, pools.in_process))
     for stage in plan.stages:
