@@ -99,6 +99,8 @@ def test_importing_penstock_imports_no_framework():
         "ray",
         "apache_beam",
         "transformers",
+        "sqlalchemy",
+        "psycopg",
         "multiprocessing",
     }
     assert "penstock" in loaded

@@ -12,6 +12,7 @@ from penstock.io.memory import Create
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer
 from penstock.io.source import Read, Source, SplitGoal
+from penstock.io.sql import WriteToSql
 from penstock.observe.result import RunResult
 from penstock.options import RunOptions
 from penstock.pipeline.graph import PCollection, PTransform
@@ -79,6 +80,7 @@ __all__ = [
     "WriteToCsv",
     "WriteToJsonl",
     "WriteToParquet",
+    "WriteToSql",
     "WriteToText",
     "Writer",
     "__version__",

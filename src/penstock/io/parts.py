@@ -210,7 +210,7 @@ class FileWriter(Writer[T]):
             os.fsync(file.fileno())
         file.close()
         if is_local(fs) and self.places.journaled:
-            _sync_folder(os.path.dirname(inner))
+            sync_folder(os.path.dirname(inner))
         crash_point()
         digest = file.sha256.hexdigest() if isinstance(file, _Digested) else None
         return FilePart(self.places.aside, self.places.final, size, digest)
@@ -248,11 +248,11 @@ def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
         return
     os.replace(aside, final)
     crash_point()
-    _sync_folder(os.path.dirname(final))
+    sync_folder(os.path.dirname(final))
     crash_point()
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str) -> None:
     """So that a file which was made or renamed there is found under its name after a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:

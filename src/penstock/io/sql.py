@@ -1,0 +1,180 @@
+"""SQL databases: rows into a table, each part in one transaction with its mark."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import OutputError, UsageError
+from penstock.io.files import checked_path
+from penstock.io.parts import sync_folder
+from penstock.io.sink import Part, Sink, Write, Writer
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from penstock.io.sql_spool import SqlPart
+    from penstock.io.sql_table import SqlTable
+
+COLUMNS, CLAIM = "columns.json", "claim"  # beside the spooled parts: what workers need to know; which process publishes
+PROCESS = secrets.token_hex(8)
+
+
+class SqlSink(Sink[Any]):
+    """A table. Copies of it, in workers, spool rows to local files; they know neither the database nor its password."""
+
+    def __init__(self, table: SqlTable, aside: str) -> None:
+        self._table: SqlTable | None = table
+        self.name = table.full_name
+        self.upsert_by = table.upsert_by
+        self._where = f"table {self.name} in {table.database.shown}"
+        self._digest = hashlib.sha256(self._where.encode()).hexdigest()[:8]
+        self._root = aside
+        self._earlier: str | None = None  # where the process that began the run has spooled
+
+    def prepare(self, run: str) -> dict[str, Any]:
+        self._begin(run, self._own_table().prepare(run, going_on=False))
+        return {"aside": self._root}
+
+    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
+        self._earlier = note["aside"]
+        self._begin(run, self._own_table().prepare(run, going_on=True))
+
+    def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        table = self._own_table()
+        runs = sorted({part["run"] for part in parts if part.get("table") == self.name})
+        if self.upsert_by:
+            table.forget(runs)
+        elif rows := table.rows_of(runs):
+            quoted = ", ".join(f"'{run}'" for run in runs)
+            raise OutputError(
+                f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: delete "
+                f"them, then DELETE FROM penstock_commits WHERE run IN ({quoted}) AND target = '{self.name}'; "
+                "upsert_by=[...] needs none of this"
+            )
+
+    def open(self, part: Part) -> Writer[Any]:
+        from penstock.io.sql_spool import SpoolWriter
+
+        folder = self._folder(self._root, part.run)
+        _make_private(folder)
+        told = Path(folder, COLUMNS)
+        columns = json.loads(told.read_text()) if told.exists() else None
+        path = f"{folder}/{part.name}-{part.attempt}.arrow"
+        return SpoolWriter(part, path, columns=columns, keys=self.upsert_by)
+
+    def publish(self, token: SqlPart) -> None:
+        self._own_table().publish(token)
+
+    def details(self, token: SqlPart) -> dict[str, Any]:
+        return {"table": self.name, "part": token.part, "rows": token.rows, "run": token.run}
+
+    def clean(self, run: str, keep: Collection[SqlPart] = ()) -> None:
+        kept = {token.spool for token in keep}
+        for folder in self.aside(run):
+            for name in os.listdir(folder) if os.path.isdir(folder) else ():
+                if f"{folder}/{name}" not in kept:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(f"{folder}/{name}")
+            with contextlib.suppress(OSError):  # some are kept
+                os.rmdir(folder)
+
+    def finish(self, run: str, published: bool) -> None:
+        """Remove the spool. The marks stay in the database: by them a part that is published late, again, is known."""
+        for folder in self.aside(run):
+            if os.path.isdir(folder):
+                shutil.rmtree(folder)
+
+    def aside(self, run: str) -> Sequence[str]:
+        roots = dict.fromkeys([self._root, self._earlier or self._root])
+        return [self._folder(root, run) for root in roots]
+
+    def describe(self) -> str:
+        return self._where
+
+    def _begin(self, run: str, columns: list[str] | None) -> None:
+        folder = self._folder(self._root, run)
+        _make_private(folder)
+        claim = Path(folder, CLAIM)
+        if claim.exists() and claim.read_text() == PROCESS:
+            raise OutputError(f"{self._where}: two steps write there; put their rows together by ps.Flatten()")
+        claim.write_text(PROCESS)
+        if columns is not None:
+            Path(folder, COLUMNS).write_text(json.dumps(columns))
+
+    def _folder(self, root: str, run: str) -> str:
+        return os.path.join(root, f"penstock-sql-{run}-{self._digest}")
+
+    def _own_table(self) -> SqlTable:
+        assert self._table is not None, "only the user's own copy of a SqlSink has a database"
+        return self._table
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": None}
+
+
+def _make_private(folder: str) -> None:
+    """A folder that only this user can read: rows lie there."""
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        os.mkdir(folder, 0o700)
+        sync_folder(os.path.dirname(folder))
+    except FileExistsError:
+        found = os.lstat(folder)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise OutputError(f"{folder}: is not private to this user; remove it, or pass aside= another folder") from None
+    except OSError as exc:
+        raise OutputError(f"{folder}: cannot be made: {exc.strerror}; pass aside= a folder that can be written to") from exc
+
+
+class WriteToSql(Write[Any]):
+    """Each row (a dict, NamedTuple or dataclass; Arrow tables whole) as one row of a table, exactly once.
+
+    `url` is SQLAlchemy's, of Postgres or a SQLite file. Rows are appended; with `upsert_by=[columns]` a row replaces the
+    values of the one with the same key, which must be unique in the table. A table that is not there is made from the
+    types of the first part's rows, unless `create=False`. `schema` is a schema of Postgres. Until they are published,
+    rows are spooled to `aside`, a local folder with room for all of them.
+    """
+
+    def __init__(
+        self,
+        url: str | sa.URL,
+        table: str,
+        *,
+        schema: str | None = None,
+        upsert_by: Sequence[str] | None = None,
+        create: bool = True,
+        aside: str | os.PathLike[str] | None = None,
+    ) -> None:
+        from penstock.io.sql_database import Database  # needs SQLAlchemy, and says so
+        from penstock.io.sql_table import MARKS, SqlTable
+
+        database = Database(url)
+        if not isinstance(table, str) or not table or table == MARKS:
+            raise UsageError(f"WriteToSql(table={table!r}): expected the name of a table")
+        if schema is not None and not (database.is_postgres and isinstance(schema, str) and schema):
+            raise UsageError(f"WriteToSql(schema={schema!r}): expected the name of a schema of Postgres, or None")
+        keys = () if upsert_by is None else _checked_keys(upsert_by)
+        folder = checked_path(tempfile.gettempdir() if aside is None else aside, "WriteToSql")
+        if "://" in folder:
+            raise UsageError(f"WriteToSql(aside={folder!r}): expected a local folder")
+        super().__init__(SqlSink(SqlTable(database, table, schema, keys, create), folder))
+        self.table = table
+
+    def default_label(self) -> str:
+        return f"WriteToSql({self.table})"
+
+
+def _checked_keys(keys: Any) -> tuple[str, ...]:
+    fits = isinstance(keys, (list, tuple)) and keys and all(isinstance(key, str) for key in keys)
+    if not fits or len(set(keys)) < len(keys):
+        raise UsageError(f"WriteToSql(upsert_by={keys!r}): expected a list of column names (different ones)")
+    return tuple(keys)
