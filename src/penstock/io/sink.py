@@ -50,6 +50,10 @@ class Sink(Generic[T]):
 
     delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
 
+    def keep_in(self, folder: str) -> None:
+        """Called first of all if the run has a journal: what must outlive this process may be kept in that folder, which
+        may not be there yet."""
+
     def prepare(self, run: str) -> Any:
         """Check, before anything starts, that this can be written. Raise OutputError when it cannot.
 

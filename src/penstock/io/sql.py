@@ -31,14 +31,19 @@ PROCESS = secrets.token_hex(8)
 class SqlSink(Sink[Any]):
     """A table. Copies of it, in workers, spool rows to local files; they know neither the database nor its password."""
 
-    def __init__(self, table: SqlTable, aside: str) -> None:
+    def __init__(self, table: SqlTable, aside: str | None) -> None:
         self._table: SqlTable | None = table
         self.name = table.full_name
         self.upsert_by = table.upsert_by
         self._where = f"table {self.name} in {table.database.shown}"
         self._digest = hashlib.sha256(self._where.encode()).hexdigest()[:8]
-        self._root = aside
+        self._is_chosen = aside is not None
+        self._root = aside or tempfile.gettempdir()
         self._earlier: str | None = None  # where the process that began the run has spooled
+
+    def keep_in(self, folder: str) -> None:
+        if not self._is_chosen:
+            self._root = folder
 
     def prepare(self, run: str) -> dict[str, Any]:
         self._begin(run, self._own_table().prepare(run, going_on=False))
@@ -141,7 +146,8 @@ class WriteToSql(Write[Any]):
     `url` is SQLAlchemy's, of Postgres or a SQLite file. Rows are appended; with `upsert_by=[columns]` a row replaces the
     values of the one with the same key, which must be unique in the table. A table that is not there is made from the
     types of the first part's rows, unless `create=False`. `schema` is a schema of Postgres. Until they are published,
-    rows are spooled to `aside`, a local folder with room for all of them.
+    rows are spooled to `aside`, a local folder with room for all of them; by default one in `run_dir`, or else the
+    folder for temporary files.
     """
 
     def __init__(
@@ -163,8 +169,8 @@ class WriteToSql(Write[Any]):
         if schema is not None and not (database.is_postgres and isinstance(schema, str) and schema):
             raise UsageError(f"WriteToSql(schema={schema!r}): expected the name of a schema of Postgres, or None")
         keys = () if upsert_by is None else _checked_keys(upsert_by)
-        folder = checked_path(tempfile.gettempdir() if aside is None else aside, "WriteToSql")
-        if "://" in folder:
+        folder = None if aside is None else checked_path(aside, "WriteToSql")
+        if folder is not None and "://" in folder:
             raise UsageError(f"WriteToSql(aside={folder!r}): expected a local folder")
         super().__init__(SqlSink(SqlTable(database, table, schema, keys, create), folder))
         self.table = table

@@ -13,6 +13,7 @@ from penstock.engines.local.journaled import run_journaled
 from penstock.engines.local.outputs import AtTheEnd
 from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.engines.local.run import Run, labelled_sinks
+from penstock.engines.local.run_dir import kept_folder
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError, UsageError
@@ -40,6 +41,9 @@ class LocalEngine:
                 "put what runs the pipeline under `if __name__ == '__main__':`, or into another module"
             )
         plan = make_plan(graph)
+        if options.run_dir is not None:
+            for _, sink in labelled_sinks(plan).values():
+                sink.keep_in(kept_folder(str(options.run_dir)))
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:
             return run_journaled(graph, plan, programs, options), {}

@@ -45,6 +45,8 @@ class RunDir:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        with contextlib.suppress(OSError):  # there is none, or parts are kept in it
+            os.rmdir(kept_folder(self.path))
         self._release()
 
     def journal(self) -> Journal | None:
@@ -80,6 +82,11 @@ class RunDir:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
             self._lock = None
+
+
+def kept_folder(path: str) -> str:
+    """Where in a run_dir sinks may keep what is not published."""
+    return os.path.join(os.path.abspath(path), "aside")
 
 
 def is_held(path: str) -> bool:
