@@ -64,9 +64,10 @@ class Model:
             self.groups.setdefault(group, []).extend(rows)
 
     def cut(self, group):
-        """The longest run of rows from the head of the group that is within the limits, but at least one row."""
+        """The longest run of rows from the head of the group that is within the limits, but at least one row. What weighs
+        as much as it may is full."""
         rows, size = self.groups[group], 1
-        while size < min(len(rows), self.limits.max_size) and not self.too_heavy(rows[: size + 1]):
+        while size < len(rows) and not self.is_full(rows[:size]) and not self.too_heavy(rows[: size + 1]):
             size += 1
         return rows[:size]
 

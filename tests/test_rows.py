@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 import traceback
 
 import numpy as np
@@ -141,6 +142,21 @@ def test_a_table_and_a_list_are_read_alike():
         assert slice_rows(block, 0, 5) is block
         assert rows_of(join([slice_rows(block, 0, 2), slice_rows(block, 2, 5)])) == rows
         assert join([block]) is block
+
+
+@pytest.mark.parametrize("text", ["plain", "b\u00e4ume", "\u6797\u6728"])
+def test_equal_rows_have_equal_sizes_whatever_became_of_them(text):
+    """Python keeps room for lists to grow, and the bytes of a text that was pickled."""
+    grown, told = [], "".join(text)
+    for _ in range(5):
+        grown.append(told)
+    pickle.dumps(told, protocol=5)
+    shrunk = {name: name for name in "abcdefghijklmnop"}
+    for name in "bcdefghijklmnop":
+        del shrunk[name]
+    assert size_of(grown) == size_of([text] * 5)
+    assert size_of(shrunk) == size_of({"a": "a"})
+    assert size_of(bytearray().join([b"xyz"] * 9)) == size_of(bytearray(27))
 
 
 def test_the_size_of_arrays_is_exact_and_that_of_containers_close():

@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
         command.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
         command.add_argument(
+            "--deterministic", action="store_true", default=None, help="batches inside a split only, in one fixed way"
+        )
+        command.add_argument(
             "--progress", action=argparse.BooleanOptionalAction, default=None, help="live lines (default: in a terminal)"
         )
         command.add_argument("--run-dir", metavar="DIR", help="keep a journal there: run it again, and it goes on")
@@ -94,7 +97,16 @@ def _parser() -> argparse.ArgumentParser:
 def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
-    names = ("workers", "threads_per_worker", "progress", "run_dir", "fresh", "accept_changes", "input_digests")
+    names = (
+        "workers",
+        "threads_per_worker",
+        "deterministic",
+        "progress",
+        "run_dir",
+        "fresh",
+        "accept_changes",
+        "input_digests",
+    )
     flags = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if "accept_changes" in flags:
         flags["accept_changes"] = tuple(flags["accept_changes"])

@@ -22,6 +22,8 @@ class RunOptions:
     bundle_attempts: int = 1  # tries of a whole split when a step's own code raises; deaths and I/O have four anyway
     element_timeout: float | None = None  # seconds for one call of a model; beyond, its process is killed
     load_timeout: float = 1800.0  # seconds for loading a model, where it has a process of its own
+    deterministic: bool = False  # batches inside a split only, in one fixed way; random numbers that repeat
+    seed: int | None = None  # of the random numbers of a deterministic run; None: 0
     progress: bool | None = None  # live lines; None: when stderr is a terminal
     run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it goes on
     fresh: bool = False  # forget the run that is in run_dir, and start over
@@ -34,6 +36,10 @@ class RunOptions:
         _check("bundle_attempts", self.bundle_attempts, least=1)
         check_seconds("element_timeout", self.element_timeout, none_ok=True)
         check_seconds("load_timeout", self.load_timeout)
+        if not isinstance(self.deterministic, bool):
+            raise UsageError(f"deterministic={self.deterministic!r}: expected True or False")
+        if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
+            raise UsageError(f"seed={self.seed!r}: expected a whole number")
         self._check_resuming()
 
     def _check_resuming(self) -> None:
@@ -52,6 +58,11 @@ class RunOptions:
         if unknown:
             raise UsageError(f"Pipeline() has no option {', '.join(unknown)}; its options are {', '.join(known)}")
         return cls(**given)
+
+    @property
+    def split_seed(self) -> int | None:
+        """What the random numbers of a deterministic run begin with; None for any other."""
+        return (self.seed or 0) if self.deterministic else None
 
     def replace(self, given: Mapping[str, Any]) -> RunOptions:
         return dataclasses.replace(self, **given)

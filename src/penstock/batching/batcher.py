@@ -139,10 +139,11 @@ class _Group(Generic[T]):
 
 
 def _fit(weights: Sequence[int], start: int, stop: int, left: int, *, first: bool) -> tuple[int, int]:
-    """How far from `start` the weights fit into `left`, and their sum. The first row of a batch always fits."""
+    """How far from `start` the weights fit into `left`, and their sum. The first row of a batch always fits; and where
+    nothing is left, no row does, also if it weighs nothing: whether it had come by then must not matter."""
     used = 0
     for index in range(start, stop):
-        if used + weights[index] > left and not (first and index == start):
+        if (used >= left or used + weights[index] > left) and not (first and index == start):
             return index, used
         used += weights[index]
     return stop, used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import UsageError
@@ -12,6 +12,11 @@ from penstock.errors import UsageError
 MOST_ROWS = 8192  # in a batch, where the user sets no limit: the search for a size ends here
 MOST_SHORT_ROWS = 32_768  # the same where rows have lengths, and their padded cost is what is searched for
 LONGEST_WAIT = 86_400  # seconds
+
+# What is otherwise found while running, where batches are fixed.
+FIXED_ROWS = 64
+FIXED_COST = 16_384  # 64 rows of 256 tokens, 32 of 512
+FIXED_LOOKAHEAD = 16_384  # rows
 
 # What Beam's BatchElements can be told besides limits: how it searches for a size. Nothing here needs telling.
 _TUNING_OF_BEAM = {"target_batch_overhead", "target_batch_duration_secs", "variance", "clock", "record_metrics"}
@@ -79,6 +84,13 @@ class BatchLimits:
         """The most rows that a batch can have."""
         most = self.max_size or max(MOST_ROWS, self.min_size)
         return min(most, self.size_buckets[-1]) if self.size_buckets else most
+
+    def fixed(self, by_length: bool) -> BatchLimits:
+        """These limits with nothing left to find while running, and no part for time."""
+        if by_length:
+            cost, lookahead = self.max_padded_cost or FIXED_COST, self.lookahead_rows or FIXED_LOOKAHEAD
+            return replace(self, max_wait=None, max_padded_cost=cost, lookahead_rows=lookahead)
+        return replace(self, max_wait=None, max_size=self.max_size or max(FIXED_ROWS, self.min_size))
 
     def padded_length(self, length: int) -> int:
         """What a row of this length is padded to when it is the longest of its batch."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry, Span
+from penstock.batching.fixed import FixedBatches, Pieces
 from penstock.blocks import Block, is_table, join, row_count, rows_of, slice_rows
 from penstock.engines.operator import Operator
 from penstock.errors import StepError
@@ -93,10 +95,10 @@ class BatchElementsOperator(Operator):
     def __init__(self, label: str, transform: BatchElements[Any]) -> None:
         super().__init__(label)
         self._limits = transform.limits
-        self._batcher: Batcher[list[Any]] = Batcher(self._limits)
+        self._batches: FixedBatches[list[Any]] = FixedBatches(self._limits, by_length=False)
 
     def start(self) -> None:
-        self._batcher = Batcher(self._limits)
+        self._batches = FixedBatches(self._limits, by_length=False)
 
     def push(self, block: Block) -> None:
         rows = rows_of(block)
@@ -104,15 +106,14 @@ class BatchElementsOperator(Operator):
         weights = None
         if self._limits.weigh is not None:
             weights = weigh_rows(self._limits.weigh, rows, self.label)
-        self._batcher.add(Entry(rows, len(rows), weights=weights), 0.0)
-        self._emit_batches(flush=False)
+        self._emit_batches(self._batches.add(Entry(rows, len(rows), weights=weights)))
 
     def finish(self) -> None:
-        self._emit_batches(flush=True)
+        self._emit_batches(self._batches.flush())
 
-    def _emit_batches(self, flush: bool) -> None:
-        while (spans := self._batcher.take(0.0, flush=flush)) is not None:
-            self.emit([_rows_in(spans)])
+    def _emit_batches(self, batches: Iterator[Pieces[list[Any]]]) -> None:
+        for pieces in batches:
+            self.emit([[row for rows, start, stop in pieces for row in rows[start:stop]]])
 
 
 class GroupIntoBatchesOperator(Operator):
@@ -146,7 +147,3 @@ class GroupIntoBatchesOperator(Operator):
 
     def _emit(self, spans: list[Span[tuple[Any, Any]]]) -> None:
         self.emit([(spans[0].entry.item[0], [span.entry.item[1] for span in spans])])
-
-
-def _rows_in(spans: list[Span[list[Any]]]) -> list[Any]:
-    return [row for entry, start, stop in spans for row in entry.item[start:stop]]

@@ -58,6 +58,9 @@ class GuardedOperator(Operator):
         self._guard = RowGuard(label, self.whole(step.fn), step)
         self._pacer = Pacer()
 
+    def start(self) -> None:
+        self._pacer = Pacer()
+
     def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The step's function, made to give all that a row becomes."""
         return fn

@@ -16,7 +16,7 @@ from penstock.inference.transform import RunInference
 class InferenceOperator(Operator):
     def __init__(self, label: str, transform: RunInference[Any, Any], sessions: Sessions, caller: Caller) -> None:
         super().__init__(label)
-        self._transform = transform
+        self._transform = transform.with_fixed_batches() if sessions.around.deterministic else transform
         self._sessions = sessions
         self._caller = caller
         self._stream: InferenceStream | None = None

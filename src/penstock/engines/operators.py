@@ -31,6 +31,9 @@ class MapOperator(Operator):
         self._fn = transform.fn
         self._pacer = Pacer()
 
+    def start(self) -> None:
+        self._pacer = Pacer()
+
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):
             self.count.rows_in += len(rows)
@@ -59,6 +62,9 @@ class FlatMapOperator(Operator):
     def __init__(self, label: str, transform: FlatMap[Any, Any]) -> None:
         super().__init__(label)
         self._fn = transform.fn
+        self._pacer = Pacer()
+
+    def start(self) -> None:
         self._pacer = Pacer()
 
     def push(self, block: Block) -> None:

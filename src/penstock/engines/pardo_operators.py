@@ -30,6 +30,7 @@ class ParDoOperator(Operator):
 
     def start(self) -> None:
         self._made = {tag: [] for tag in self._made}
+        self._pacers = {tag: Pacer() for tag in self._made}
         self._guarded("start_bundle", self._dofn.start_bundle)
 
     def push(self, block: Block) -> None:
@@ -118,6 +119,10 @@ class GuardedParDo(ParDoOperator):
         super().__init__(label, transform)
         self._guard = RowGuard(label, self._made_of_row, transform)
         self._pacer = Pacer()
+
+    def start(self) -> None:
+        self._pacer = Pacer()
+        super().start()
 
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):

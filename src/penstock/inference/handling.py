@@ -8,13 +8,12 @@ from typing import Any
 
 from penstock.blocks import Block, byte_size
 from penstock.errors import NotShippableError
-from penstock.failures import NOT_PICKLABLE, RAISED, Failure
+from penstock.failures import Failure
 from penstock.inference.path import join_keys, name_of
 from penstock.inference.stream import AnySession, InferenceStream, Pending
-from penstock.inference.ticket import Caller, Ticket
+from penstock.inference.ticket import Caller, Ticket, not_packed
 from penstock.inference.transform import FAILED_INFERENCES, RunInference, failed_postprocessing, failed_preprocessing
 from penstock.rows import CAUGHT, map_rows, without
-from penstock.transport.packing import why_not_packed
 
 
 @dataclass(slots=True)
@@ -170,9 +169,7 @@ class HandlingStream(InferenceStream):
         return without(answers, failed)
 
     def _not_packed(self, rows: list[Any]) -> dict[int, Failure]:
-        """The failures of rows, or answers, that cannot be sent to another process, by position; where handled."""
-        found = {at: exc for at, row in enumerate(rows) if (exc := why_not_packed(row)) is not None}
-        return {at: self._failure(exc, NOT_PICKLABLE) for at, exc in found.items() if self._handling.handles(exc)}
+        return not_packed(rows, self._handling, self._step, self._model_id)
 
     def _hand_out(self, passage: _Passage) -> None:
         """The rows that failed in front of the model, in it and right behind it, in the order in which they came."""
@@ -224,8 +221,8 @@ class HandlingStream(InferenceStream):
                 made.append(None)
         return made, failed
 
-    def _failure(self, exc: BaseException, kind: str = RAISED) -> Failure:
-        return Failure.of(exc, self._step, kind=kind, model_id=self._model_id)
+    def _failure(self, exc: BaseException) -> Failure:
+        return Failure.of(exc, self._step, model_id=self._model_id)
 
 
 def _in_flight(passage: _Passage) -> _InFlight:

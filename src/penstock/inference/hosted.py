@@ -11,10 +11,10 @@ import cloudpickle
 
 from penstock.blocks import Block, byte_size, is_table, row_at, rows_of
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
-from penstock.failures import NOT_PICKLABLE, TIMED_OUT, Failure, Handling
+from penstock.failures import TIMED_OUT, Failure, Handling
 from penstock.inference.handler import ModelHandler, concurrent_batches
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
-from penstock.inference.ticket import Caller, Ticket, answers_of
+from penstock.inference.ticket import Caller, Ticket, answers_of, not_packed
 from penstock.inference.transform import RunInference
 from penstock.models.client import HostClient
 from penstock.models.messages import Answers, Broken, HostSpec, Report, Submit
@@ -25,7 +25,7 @@ from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
 from penstock.rows import PredictionResult, safe_str, shorten
 from penstock.transport.interpreters import thread_variables
-from penstock.transport.packing import pack, why_not_packed
+from penstock.transport.packing import pack
 
 if TYPE_CHECKING:
     from penstock.inference.session import Sessions
@@ -84,15 +84,11 @@ class ServedModel:
         _, step, handling, _ = how
         if handling is None or not isinstance(outcome.answers, list):
             return None
-        answers, failures = list(outcome.answers), dict(outcome.failures)
-        for at, answer in enumerate(answers):
-            exc = why_not_packed(answer)
-            if exc is not None and handling.handles(exc):
-                answers[at] = None
-                failures[at] = Failure.of(exc, step, kind=NOT_PICKLABLE, model_id=self._handler.model_id())
-        if len(failures) == len(outcome.failures):
+        failed = not_packed(outcome.answers, handling, step, self._handler.model_id())
+        if not failed:
             return None
-        return outcome._replace(answers=answers, failures=failures)
+        answers = [None if at in failed else answer for at, answer in enumerate(outcome.answers)]
+        return outcome._replace(answers=answers, failures={**outcome.failures, **failed})
 
 
 class _Open(NamedTuple):

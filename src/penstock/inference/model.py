@@ -86,6 +86,10 @@ class ModelCopy:
         return None
 
     @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    @property
     def bytes(self) -> int:
         """By how much this process grew when the model was loaded."""
         return 0 if self._loaded is None else self._loaded.bytes

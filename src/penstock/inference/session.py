@@ -38,6 +38,7 @@ from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
+from penstock.seeding import seeded
 
 METRICS = (
     "num_inferences",
@@ -187,7 +188,10 @@ class InferenceSession:
         return Place(hosted=True, why=notice.text, timeout=self._place.timeout)
 
     def _load_here(self) -> None:
-        loaded = self._model.load()
+        if self._model.is_loaded:
+            return
+        with seeded(self._owner.around.seed, self._key):
+            loaded = self._model.load()
         if loaded is not None:
             with self._changed:
                 self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
@@ -369,7 +373,7 @@ class Lane:
             return
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
-        columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
+        columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
         group = (columns, self._args_identity, self.handling, self.retry)
         entry = Entry(
             Request(ticket, args, self),

@@ -11,6 +11,7 @@ from penstock.batching.entry import LOOKAHEAD
 from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
 from penstock.errors import StepError
 from penstock.failures import Failure
+from penstock.inference.forming import FormingLane
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedLane, HostedSession
 from penstock.inference.path import join_keys, through
@@ -52,11 +53,14 @@ class InferenceStream:
         whole_rows = self._weigh is not None or self._measure
         whole_rows = whole_rows or transform.handling is not None
         self._columns = transform.path.plain and self._handler.takes_columns() and not whole_rows
-        self._lane: Lane | HostedLane = session.join(caller, step, transform.handling, transform.retry)
+        self._lane: Lane | HostedLane | FormingLane = session.join(caller, step, transform.handling, transform.retry)
         limits = transform.limits
         at_once = 1 + concurrent_batches(self._handler)
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if self._measure else limits.max_size or MAX_ROWS)
         self._window_bytes = 2 * limits.lookahead_bytes
+        if transform.fixed_batches:
+            self._lane = FormingLane(self._lane, transform)
+            self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
         self._pending: deque[Pending] = deque()
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -79,7 +83,8 @@ class InferenceStream:
             yield self._take()
 
     def _too_many(self) -> bool:
-        return self._in_flight > self._window or self._in_flight_bytes > self._window_bytes
+        over = self._in_flight > self._window or self._in_flight_bytes > self._window_bytes
+        return over and not self._pending[0].ticket.gathering  # to wait for it now would cut its batch short
 
     def finish(self) -> Iterator[Block]:
         """Yield the rest of the answers, waiting for them."""

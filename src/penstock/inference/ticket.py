@@ -12,9 +12,10 @@ import cloudpickle
 from penstock.batching.entry import Span
 from penstock.blocks import Block, is_table, row_count
 from penstock.errors import PenstockError, StepError
-from penstock.failures import Failure
+from penstock.failures import NOT_PICKLABLE, Failure, Handling
 from penstock.inference.columns import with_answers
 from penstock.rows import safe_str
+from penstock.transport.packing import why_not_packed
 
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedLane
@@ -25,11 +26,12 @@ class Ticket:
     """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
     A row that failed has None for an answer, and its failure."""
 
-    __slots__ = ("answers", "block", "error", "failures", "missing", "pieces")
+    __slots__ = ("answers", "block", "error", "failures", "gathering", "missing", "pieces")
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.missing = row_count(block)
+        self.gathering = 0  # rows that are in no batch before other rows are submitted, where the caller forms batches
         self.error: PenstockError | None = None
         self.failures: dict[int, Failure] = {}  # by position
         self.answers: list[Any] = [] if is_table(block) else [None] * self.missing
@@ -145,9 +147,19 @@ def _hand_out(spans: list[Span[Request]], failures: Mapping[int, Failure]) -> No
 
 def lengths_of(spans: list[Span[Request]]) -> list[int] | None:
     """The lengths of the rows of a batch, where they are known."""
-    if spans[0].entry.lengths is None or spans[0].entry.alone:
+    if spans[0].entry.lengths is None:
         return None
     return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
+
+
+def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None) -> dict[int, Failure]:
+    """The failures of rows, or answers, that cannot be sent to another process, by position; where handled."""
+    found = {at: exc for at, row in enumerate(rows) if (exc := why_not_packed(row)) is not None}
+    return {
+        at: Failure.of(exc, step, kind=NOT_PICKLABLE, model_id=model_id)
+        for at, exc in found.items()
+        if handling.handles(exc)
+    }
 
 
 def identity_of(args: Any) -> Hashable:

@@ -32,6 +32,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
     """
 
     handling: Handling | None = None
+    fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
 
     def __init__(
         self,
@@ -88,6 +89,13 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
                 "harm (retry_safe = False); leave one of both out"
             )
         return super().with_retry(retry)
+
+    def with_fixed_batches(self) -> RunInference[T, U]:
+        """The same step as a deterministic run carries it out."""
+        fixed = copy.copy(self)
+        fixed.fixed_batches = True
+        fixed.limits = self.limits.fixed(self.path.model_handler.measures_length())
+        return fixed
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)

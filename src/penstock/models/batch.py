@@ -36,7 +36,7 @@ class Batch:
 
     @property
     def lengths(self) -> list[int] | None:
-        if self.spans[0].entry.lengths is None or self.spans[0].entry.alone:
+        if self.spans[0].entry.lengths is None:
             return None
         return [length for entry, start, stop in self.spans for length in (entry.lengths or ())[start:stop]]
 

@@ -18,6 +18,11 @@ class Surroundings:
     load_timeout: float = LOAD_TIMEOUT
     gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
     in_process: bool = False  # the run stays in the user's process
+    seed: int | None = None  # of a deterministic run
+
+    @property
+    def deterministic(self) -> bool:
+        return self.seed is not None
 
 
 @dataclass(frozen=True, kw_only=True)

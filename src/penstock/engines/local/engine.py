@@ -57,7 +57,7 @@ class LocalEngine:
             pools=pools,
             programs=programs,
             scheduler=make_scheduler(plan, pools, options, splits),
-            few=few_splits(plan, pools, splits),
+            few=few_splits(plan, pools, options, splits),
             options=options,
         )
         result, tally = run.carry_out(AtTheEnd(run.id, run.sinks))

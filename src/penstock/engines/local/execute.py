@@ -8,6 +8,7 @@ from penstock.engines.bundle import Assignment, BundleResult, Shipment, StageRun
 from penstock.engines.local.protocol import Work
 from penstock.engines.plan import Outlet
 from penstock.inference.session import Sessions
+from penstock.seeding import seeded
 
 
 class Executor:
@@ -29,10 +30,13 @@ class Executor:
         """Run one split. After an error the stage is copied anew: its steps may be in any state."""
         self.work = work
         try:
-            runner = self._runner(work.stage)
+            seed = self._sessions.around.seed
+            with seeded(seed, "setup", work.stage):
+                runner = self._runner(work.stage)
             blocks = () if work.chunk is None else work.chunk.read()
             assignment = Assignment(work.run, work.key, work.attempt, work.root, work.split, blocks, work.journaled)
-            return runner.run(assignment, ship)
+            with seeded(seed, work.stage, work.root, work.key):
+                return runner.run(assignment, ship)
         except BaseException:
             self._drop(work.stage)
             raise

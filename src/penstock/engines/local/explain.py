@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from penstock.batching.aim import Aiming
 from penstock.engines.local.pools import Pool, Pools
 from penstock.engines.plan import Outlet, Plan, Step
 from penstock.inference.hosted import wishes_of
@@ -56,19 +57,20 @@ def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surround
 def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     if not isinstance(step.transform, RunInference):
         return ""
-    limits = step.transform.limits
-    place = choose_place(wishes_of(step.transform), around)
+    transform = step.transform.with_fixed_batches() if around.deterministic else step.transform
+    limits = transform.limits
+    place = choose_place(wishes_of(transform), around)
     parts = [place.describe(in_process)]
-    if step.transform.path.prebatched:
+    if transform.path.prebatched:
         parts.append("rows are batches already")
     else:
-        parts.append(_batches(step.transform))
+        parts.append(_batches(transform))
         if limits.max_weight is not None:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    rows_alone = step.transform.handling is not None or not step.transform.path.plain
-    if step.transform.path.model_handler.takes_columns() and not rows_alone:
+    rows_alone = transform.handling is not None or not transform.path.plain
+    if transform.path.model_handler.takes_columns() and not rows_alone:
         parts.append("takes columns")
     if place.measured:
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
@@ -77,12 +79,22 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
 
 def _batches(step: RunInference[Any, Any]) -> str:
     limits = step.limits
+    if step.fixed_batches:
+        return f"deterministic: {_fixed_batches(step)} inside a split"
     if step.path.model_handler.measures_length():
         budget = "found while running" if limits.max_padded_cost is None else f"at most {limits.max_padded_cost}"
         return f"batches of rows of like length out of {limits.lookahead_rows or 'many'}, padded cost {budget}"
     if limits.max_size is None:
         return "batches of a size that is found while running"
     return f"batches of at most {limits.max_size} rows"
+
+
+def _fixed_batches(step: RunInference[Any, Any]) -> str:
+    by_length = step.path.model_handler.measures_length()
+    aim = Aiming(step.limits, by_length).aim()
+    if not by_length:
+        return f"batches of {aim.rows} rows"
+    return f"batches of rows of like length out of {aim.lookahead}, padded cost at most {aim.cost},"
 
 
 def _outlet(plan: Plan, outlet: Outlet) -> str:

@@ -15,7 +15,7 @@ from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
 from penstock.engines.local.outputs import SplitBySplit, tally_of
 from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, find_new_files, model_files
+from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files
 from penstock.engines.local.run import Run
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
@@ -153,9 +153,10 @@ class _Begun:
         facts = {
             "run": secrets.token_hex(8),
             "rows": rows,
-            "few": few_splits(self.plan, pools, splits),
+            "few": few_splits(self.plan, pools, self.options, splits),
             "goals": [asdict(goal) for goal in goals],
             "identity": self.identity.as_json(),
+            "fixed": fixed_by(self.options),
             **_facts_of(found),
         }
         if found is not None:

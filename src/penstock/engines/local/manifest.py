@@ -30,7 +30,11 @@ def environment(options: RunOptions) -> dict[str, Any]:
         "platform": platform.platform(),
         "script": None if script is None else {"path": script, "sha256": sha256_of(script)},
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
-        "seeds": {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")},
+        "seeds": {
+            "deterministic": options.deterministic,
+            "seed": (options.seed or 0) if options.deterministic else None,
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
+        },
     }
 
 

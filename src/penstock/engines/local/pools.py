@@ -91,6 +91,7 @@ def surroundings(
         load_timeout=options.load_timeout,
         gpus=visible_gpus(),
         in_process=in_process,
+        seed=options.split_seed,
     )
 
 

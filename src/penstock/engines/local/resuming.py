@@ -21,12 +21,12 @@ def check_same_run(journal: Journal, identity: Identity, plan: Plan, options: Ru
     """Raise RunChangedError unless all is as it was, or the user accepts what is not: then that is what counts now."""
     before = Identity.from_json(journal.fact("identity"))
     found = changes(before, identity)
-    found += _changed_inputs(journal, plan) + _changed_models(journal, identity)
+    found += _changed_options(journal, options) + _changed_inputs(journal, plan) + _changed_models(journal, identity)
     refused = [change for change in found if change.kind not in options.accept_changes]
     if refused:
         raise RunChangedError(_told(journal, refused))
     if found:
-        _accept(journal, identity, plan)
+        _accept(journal, identity, plan, options)
 
 
 def find_new_files(journal: Journal, plan: Plan) -> Iterator[tuple[int, Step, Read[Any], list[InputFile]]]:
@@ -38,11 +38,22 @@ def find_new_files(journal: Journal, plan: Plan) -> Iterator[tuple[int, Step, Re
             yield position, step, read, new
 
 
+def fixed_by(options: RunOptions) -> dict[str, Any]:
+    """The options that decide on answers, and must stay."""
+    return {"deterministic": options.deterministic, "seed": options.seed or 0}
+
+
 def model_files(identity: Identity) -> list[tuple[str, str, InputFile]]:
     """The files of the models, as the journal keeps them."""
     return [
         ("model", step, file) for step, paths in identity.model_files.items() for path in paths for file in list_files(path)
     ]
+
+
+def _changed_options(journal: Journal, options: RunOptions) -> list[Change]:
+    before = journal.fact("fixed")
+    now = fixed_by(options)
+    return [Change("code", f"{name} was {before[name]} and is {now[name]}") for name in now if before[name] != now[name]]
 
 
 def _changed_inputs(journal: Journal, plan: Plan) -> list[Change]:
@@ -87,8 +98,8 @@ def _digest_of(path: str) -> str | None:
         return None
 
 
-def _accept(journal: Journal, identity: Identity, plan: Plan) -> None:
-    journal.set_facts({"identity": identity.as_json()})
+def _accept(journal: Journal, identity: Identity, plan: Plan, options: RunOptions) -> None:
+    journal.set_facts({"identity": identity.as_json(), "fixed": fixed_by(options)})
     known = journal.files("input")
     for _, _, step, read in plan.sources():
         files = [file for file in read.source.inputs() if file.path in known.get(step.label, {})]

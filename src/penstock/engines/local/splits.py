@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,11 +55,13 @@ def make_scheduler(plan: Plan, pools: Pools, options: RunOptions, splits: Iterab
     return scheduler
 
 
-def few_splits(plan: Plan, pools: Pools, splits: Iterable[tuple[SplitId, Any]]) -> list[int]:
-    """The stages that have too few splits to occupy all workers: what they make for others is cut finely."""
+def few_splits(plan: Plan, pools: Pools, options: RunOptions, splits: Iterable[tuple[SplitId, Any]]) -> list[int]:
+    """The stages that have too few splits to occupy all workers: what they make for others is cut finely. In a
+    deterministic run all do: how rows are cut must not depend on the workers."""
     sources = plan.sources()
     counts: dict[int, int] = {}
     for split, _ in splits:
         stage = sources[split.source][0].index
         counts[stage] = counts.get(stage, 0) + 1
-    return [stage for stage, count in counts.items() if count < FEW_SPLITS_PER_SLOT * pools.slots]
+    many = sys.maxsize if options.deterministic else FEW_SPLITS_PER_SLOT * pools.slots
+    return [stage for stage, count in counts.items() if count < many]

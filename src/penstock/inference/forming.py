@@ -1,0 +1,147 @@
+"""A bundle's way to a model on which its batches are formed before they meet the rows of others.
+
+    lane.submit(ticket) -> FixedBatches: whole batches of this bundle's rows
+        -> the lane to the session, here or in a host: each batch as it is -> answers, back to the tickets
+
+What is in a batch depends on the bundle's rows alone, and answers are handed out only when they are waited for: so neither
+batches nor the order in which the steps of a bundle see its rows depend on threads, hosts, or time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.batching.entry import Entry
+from penstock.batching.fixed import FixedBatches, Pieces
+from penstock.blocks import Block, gather, rows_of, size_of
+from penstock.errors import NotShippableError, PenstockError
+from penstock.inference.ticket import Ticket, answers_of, not_packed
+from penstock.inference.transform import RunInference
+from penstock.rows import without
+
+if TYPE_CHECKING:
+    from penstock.inference.hosted import HostedLane
+    from penstock.inference.session import Lane
+
+
+class _Rows(NamedTuple):
+    """What was submitted together."""
+
+    ticket: Ticket
+    lengths: list[int] | None
+
+
+class _Sent(NamedTuple):
+    """A batch on its way, and whose rows are in it."""
+
+    ticket: Ticket
+    pieces: Pieces[_Rows]
+
+
+class FormingLane:
+    """A lane whose batches are fixed. Used by one thread; whoever waits for a ticket that still gathers submits no more."""
+
+    def __init__(self, lane: Lane | HostedLane, transform: RunInference[Any, Any]) -> None:
+        handler = transform.path.model_handler
+        self._lane = lane
+        self._model_id = handler.model_id()
+        self._batches: FixedBatches[_Rows] = FixedBatches(transform.limits, handler.measures_length())
+        self._sent: deque[_Sent] = deque()
+        self._args: Any = None
+        self._failed: PenstockError | None = None  # a batch did: none is sent after it
+
+    def submit(
+        self,
+        ticket: Ticket,
+        args: Any = None,
+        *,
+        weights: list[int] | None = None,
+        lengths: list[int] | None = None,
+        alone: bool = False,
+    ) -> None:
+        """Like a lane's; the arguments are the same for all rows."""
+        self._check()
+        self._args = args
+        ticket.gathering = ticket.missing
+        rows = _Rows(ticket, lengths)
+        if alone:
+            self._send([(rows, 0, ticket.missing)])
+            return
+        columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
+        entry = Entry(rows, ticket.missing, weights=weights, lengths=lengths, group=columns)
+        sizes = () if lengths is None else list(map(size_of, rows_of(ticket.block)))
+        for pieces in self._batches.add(entry, sizes):
+            self._send(pieces)
+
+    def wait(self, ticket: Ticket) -> Block:
+        """The answers, as a lane's wait() gives them."""
+        if ticket.gathering:
+            for pieces in self._batches.flush():
+                self._send(pieces)
+        self._check()
+        while not ticket.settled:
+            self._hand_out()
+        return answers_of(ticket, self._model_id, self._lane.step)
+
+    def close(self) -> None:
+        self._lane.close()
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _send(self, pieces: Pieces[_Rows]) -> None:
+        if self._failed is not None:
+            return
+        batch = Ticket(_batch_of(pieces))
+        try:
+            self._lane.submit(batch, self._args, lengths=_lengths_of(pieces), alone=True)
+        except NotShippableError as exc:
+            self._send_packable(batch, pieces, exc)
+            return
+        self._failed = batch.error
+        self._sent.append(_Sent(batch, pieces))
+        for (ticket, _), start, stop in pieces:
+            ticket.gathering -= stop - start
+
+    def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], error: NotShippableError) -> None:
+        """Send a batch without the rows that cannot be sent, which have failed, if that is handled."""
+        handling = self._lane.handling
+        found = {} if handling is None else not_packed(rows_of(batch.block), handling, self._lane.step, self._model_id)
+        if not found:
+            self._failed = error
+            return
+        places = [(rows, at) for rows, start, stop in pieces for at in range(start, stop)]
+        for at, failure in found.items():
+            rows, place = places[at]
+            rows.ticket.failures[place] = failure
+            rows.ticket.missing -= 1
+            rows.ticket.gathering -= 1
+        if rest := without(places, found):
+            self._send([(rows, at, at + 1) for rows, at in rest])
+
+    def _hand_out(self) -> None:
+        """Give the rows of the oldest batch on its way their answers, and their failures."""
+        batch, pieces = self._sent.popleft()
+        block = self._lane.wait(batch)
+        answers = block if isinstance(block, list) else block.column("inference")
+        at = 0
+        for (ticket, _), start, stop in pieces:
+            end = at + stop - start
+            if batch.failures:
+                ticket.failures |= {n - at + start: batch.failures[n] for n in range(at, end) if n in batch.failures}
+            ticket.fill(start, stop, answers[at:end])
+            at = end
+
+
+def _batch_of(pieces: Pieces[_Rows]) -> Block:
+    """The rows of a batch; of a table in one piece, as it would be had it come so."""
+    block = gather([(rows.ticket.block, start, stop) for rows, start, stop in pieces])
+    return block if isinstance(block, list) else block.combine_chunks()
+
+
+def _lengths_of(pieces: Pieces[_Rows]) -> list[int] | None:
+    if pieces[0][0].lengths is None:
+        return None
+    return [length for rows, start, stop in pieces for length in (rows.lengths or ())[start:stop]]
