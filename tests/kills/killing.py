@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TARGETS = ("coordinator", "worker", "host", "everything")
+TARGETS = ("coordinator", "worker", "host", "host", "everything")  # a host is there for a part of the time only
 GONE = 20.0  # seconds for what a killed process leaves behind to end itself
 
 

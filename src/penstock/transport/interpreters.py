@@ -10,6 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from penstock.errors import UsageError
+from penstock.transport.packing import is_loading
+
 # What frameworks read, when they are loaded, to size their thread pools.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -40,6 +43,11 @@ def start_interpreter(
 ) -> subprocess.Popen[bytes]:
     """A process that imports from where this one does and calls main ("module:function"), with these descriptors open and
     these variables in its environment. It leads a process group of its own."""
+    if is_loading():  # that one would import the module too, and start another ...
+        raise UsageError(
+            "a module runs a pipeline when it is imported, and a process of another run imports it for what it defines: "
+            "put what runs the pipeline under `if __name__ == '__main__':`, or into another module"
+        )
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
         pass_fds=fds,

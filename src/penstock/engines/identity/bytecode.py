@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from types import CodeType
@@ -17,6 +18,15 @@ _CHANGING = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"),
     *("setdefault", "sort", "update", "__setitem__"),
 }
+
+
+_TWO_IN_ONE = re.compile(r"((?:LOAD|STORE)_FAST(?:_BORROW)?)_((?:LOAD|STORE)_FAST(?:_BORROW)?)")
+
+
+class _Target(NamedTuple):
+    """Where a jump leads."""
+
+    offset: int
 
 
 class Operation(NamedTuple):
@@ -36,19 +46,27 @@ def signature_of(code: CodeType) -> tuple[Any, ...]:
 def operations(code: CodeType) -> list[Operation]:
     """The instructions of a function, without those that only a debugger needs."""
     found = [each for each in dis.get_instructions(code) if each.opname not in _NO_INSTRUCTION]
-    offsets = [each.offset for each in found]
-    return [_operation(at, found, offsets) for at in range(len(found))]
+    made: list[tuple[int, Operation]] = []  # with its offset
+    for one, following in zip(found, [*found[1:], None], strict=True):
+        made += [(one.offset, operation) for operation in _operations_of(one, following)]
+    offsets = [offset for offset, _ in made]
+    return [
+        Operation(name, bisect_left(offsets, argument.offset) - at)
+        if isinstance(argument, _Target)
+        else Operation(name, argument)
+        for at, (_, (name, argument)) in enumerate(made)
+    ]
 
 
-def _operation(at: int, found: list[dis.Instruction], offsets: list[int]) -> Operation:
-    one = found[at]
+def _operations_of(one: dis.Instruction, following: dis.Instruction | None) -> list[Operation]:
     if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
-        return Operation(one.opname, bisect_left(offsets, one.argval) - at)
+        return [Operation(one.opname, _Target(one.argval))]
+    if (two := _TWO_IN_ONE.fullmatch(one.opname)) and one.arg is not None:  # made where both stand on one line
+        return [Operation(two[1], one.arg >> 4), Operation(two[2], one.arg & 15)]
     if one.opcode in dis.hasconst:
-        following = found[at + 1] if at + 1 < len(found) else None
         about_the_class = following and following.opname == "STORE_NAME" and following.argval in _ABOUT_THE_CLASS
-        return Operation(one.opname, None if about_the_class else one.argval)
-    return Operation(one.opname, one.argval if one.opcode in dis.hasname else one.arg)
+        return [Operation(one.opname, None if about_the_class else one.argval)]
+    return [Operation(one.opname, one.argval if one.opcode in dis.hasname else one.arg)]
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:

@@ -16,13 +16,12 @@ from penstock.engines.local.run import Run, labelled_sinks
 from penstock.engines.local.run_dir import kept_folder
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan, Stage, Step, make_plan
-from penstock.errors import NotShippableError, UsageError
+from penstock.errors import NotShippableError
 from penstock.observe.result import RunResult
 from penstock.options import RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
-from penstock.transport.packing import is_loading
 
 
 class LocalEngine:
@@ -35,11 +34,6 @@ class LocalEngine:
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        if is_loading():  # it would start processes that import the module, which start processes ...
-            raise UsageError(
-                "a module runs a pipeline when it is imported, and a process of another run imports it for what it defines: "
-                "put what runs the pipeline under `if __name__ == '__main__':`, or into another module"
-            )
         plan = make_plan(graph)
         if options.run_dir is not None:
             for _, sink in labelled_sinks(plan).values():
