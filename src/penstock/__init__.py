@@ -6,6 +6,7 @@ from penstock.failures import Failure
 from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
+from penstock.io.files import InputFile
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.memory import Create
@@ -46,6 +47,7 @@ __all__ = [
     "FlatMap",
     "Flatten",
     "GroupIntoBatches",
+    "InputFile",
     "KeyedModelHandler",
     "LocalEngine",
     "Map",

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.errors import UsageError
 
 CHANGES = ("inputs", "code", "handlers", "models")  # that a user may accept when a run goes on
+KEPT = "aside"  # the folder in run_dir where sinks may keep what is not published
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

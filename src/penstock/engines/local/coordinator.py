@@ -21,11 +21,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.blocks import rows_of
 from penstock.engines.bundle import Key
-from penstock.engines.local.commits import Commits
 from penstock.engines.local.inline import FailedHere
 from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
@@ -39,6 +38,9 @@ from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.transport.interpreters import describe_exit
 from penstock.transport.packing import dump_rows
+
+if TYPE_CHECKING:
+    from penstock.engines.local.commits import Commits
 
 TICK = 0.2  # seconds between two looks at the progress
 

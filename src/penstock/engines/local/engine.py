@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import Any
 
@@ -9,16 +10,14 @@ import cloudpickle
 
 from penstock.engines.local.coordinator import Tally
 from penstock.engines.local.explain import explain
-from penstock.engines.local.journaled import run_journaled
 from penstock.engines.local.outputs import AtTheEnd
 from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.engines.local.run import Run, labelled_sinks
-from penstock.engines.local.run_dir import kept_folder
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
 from penstock.observe.result import RunResult
-from penstock.options import RunOptions
+from penstock.options import KEPT, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
@@ -37,9 +36,11 @@ class LocalEngine:
         plan = make_plan(graph)
         if options.run_dir is not None:
             for _, sink in labelled_sinks(plan).values():
-                sink.keep_in(kept_folder(str(options.run_dir)))
+                sink.keep_in(os.path.join(os.path.abspath(options.run_dir), KEPT))
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:
+            from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load
+
             return run_journaled(graph, plan, programs, options), {}
         pools = choose_pools(plan, options, Machine.here(), count_rows(plan))
         goals = split_goals(plan, pools)

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.engines.identity import describe_run, stable_names
+from penstock.engines.local.commits import SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
-from penstock.engines.local.outputs import SplitBySplit, tally_of
 from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files
 from penstock.engines.local.run import Run

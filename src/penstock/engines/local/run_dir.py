@@ -10,6 +10,7 @@ from types import TracebackType
 
 from penstock.engines.local.journal import NAME, Journal, remove
 from penstock.errors import OutputError
+from penstock.options import KEPT
 
 LOCK = "lock"
 TRIES = 6
@@ -46,7 +47,7 @@ class RunDir:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):  # there is none, or parts are kept in it
-            os.rmdir(kept_folder(self.path))
+            os.rmdir(os.path.join(self.path, KEPT))
         self._release()
 
     def journal(self) -> Journal | None:
@@ -82,11 +83,6 @@ class RunDir:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
             self._lock = None
-
-
-def kept_folder(path: str) -> str:
-    """Where in a run_dir sinks may keep what is not published."""
-    return os.path.join(os.path.abspath(path), "aside")
 
 
 def is_held(path: str) -> bool:
