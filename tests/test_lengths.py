@@ -21,12 +21,17 @@ arrivals = st.lists(
 )
 aims = st.builds(Aim, st.integers(1, 9), st.none() | st.integers(1, 200), st.integers(1, 20))
 limit_sets = st.builds(
-    lambda weight, wait, buckets: BatchLimits(
-        max_weight=weight, weigh=None if weight is None else len, max_wait=wait, length_buckets=buckets
+    lambda weight, wait, buckets, new_shapes_cost: BatchLimits(
+        max_weight=weight,
+        weigh=None if weight is None else len,
+        max_wait=wait,
+        length_buckets=buckets,
+        new_shapes_cost=new_shapes_cost,
     ),
     st.none() | st.integers(1, 30),
     st.none() | st.floats(0, 3),
     st.sampled_from([(), (8, 16, 64)]),
+    st.booleans(),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.batching.entry import LOOKAHEAD, Aim
 from penstock.batching.limits import MOST_SHORT_ROWS, BatchLimits, up_to_bucket
+from penstock.batching.shapes import FirstTimes
 from penstock.batching.sizes import Ceiling, SizeFinder, ladder
 
 FIRST_ROWS = 8
@@ -24,6 +25,7 @@ class Aiming:
         self._most_seconds = most_seconds  # for a batch of a size that is searched for
         self._by_length = by_length
         self._ceiling = Ceiling()
+        self._first_times = FirstTimes()
         self._usual_rows = 0.0  # in a batch
         self._finder: SizeFinder | None = None
         if by_length and limits.max_padded_cost is None:
@@ -49,10 +51,16 @@ class Aiming:
         if self._most_seconds is not None and seconds > self._most_seconds:
             self.out_of_memory(rows, lengths)  # too large as well
             return
+        longest = self._limits.padded_length(max(lengths)) if lengths else 1
+        if self._limits.new_shapes_cost:
+            known = self._first_times.taken_off((rows, longest), seconds)
+            if known is None:
+                return
+            seconds = known
         if self._by_length and lengths is not None:
-            longest = self._limits.padded_length(max(lengths))
             if aim.cost is not None:
-                self._finder.observe(aim.cost, rows * longest, sum(lengths), seconds)
+                full = (rows + 1) * longest > aim.cost  # no row more fits, however much is left
+                self._finder.observe(aim.cost, aim.cost if full else rows * longest, sum(lengths), seconds)
         elif not self._by_length:
             self._finder.observe(aim.rows, rows, rows, seconds)
 

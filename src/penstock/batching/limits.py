@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.batching.shapes import rounded_up
 from penstock.errors import UsageError
 
 MOST_ROWS = 8192  # in a batch, where the user sets no limit: the search for a size ends here
@@ -49,6 +50,7 @@ class BatchLimits:
     lookahead_bytes: int = 64 << 20
     size_buckets: tuple[int, ...] = ()  # the only numbers of rows that the model is called with
     length_buckets: tuple[int, ...] = ()  # the only lengths that rows are padded to
+    new_shapes_cost: bool = False  # lengths are rounded up where there are no buckets, and first times are not compared
 
     def __post_init__(self) -> None:
         for name in ("min_size", "max_size", "max_weight", "max_padded_cost", "lookahead_rows", "lookahead_bytes"):
@@ -67,8 +69,8 @@ class BatchLimits:
             raise UsageError(f"min_batch_size={self.min_size} is over max_batch_size={self.max_size}")
 
     @classmethod
-    def of(cls, kwargs: Mapping[str, Any]) -> BatchLimits:
-        """Limits from what a handler's batch_elements_kwargs() says."""
+    def of(cls, kwargs: Mapping[str, Any], new_shapes_cost: bool = False) -> BatchLimits:
+        """Limits from what a handler's batch_elements_kwargs() and new_shapes_cost() say."""
         given = {name: value for name, value in kwargs.items() if value is not None and name not in _TUNING_OF_BEAM}
         if unknown := [name for name in given if name not in _NAMES]:
             raise UsageError(
@@ -77,7 +79,7 @@ class BatchLimits:
         limits: dict[str, Any] = {_NAMES[name]: value for name, value in given.items()}
         for name in limits.keys() & {"size_buckets", "length_buckets"}:
             limits[name] = tuple(limits[name])
-        return cls(**limits)
+        return cls(**limits, new_shapes_cost=new_shapes_cost)
 
     @property
     def most_rows(self) -> int:
@@ -94,6 +96,8 @@ class BatchLimits:
 
     def padded_length(self, length: int) -> int:
         """What a row of this length is padded to when it is the longest of its batch."""
+        if self.new_shapes_cost and not self.length_buckets:
+            return rounded_up(length)
         return up_to_bucket(self.length_buckets, length)
 
 

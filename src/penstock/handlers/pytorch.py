@@ -6,8 +6,8 @@ rows -> one tensor (or a dict of tensors) -> device -> model -> CPU -> one Predi
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from penstock.errors import MissingPackageError, PredictionCountError, RowError
@@ -109,7 +109,10 @@ def _run_stacked_by_key(
 
 
 _Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-_LAUNCHING = threading.Lock()  # modules need not be thread-safe: one at a time, while the device is at work behind it
+
+# One thread launches, while the device is at work behind it: modules need not be thread-safe, and cuDNN plans each shape
+# once for a thread.
+_LAUNCHER = ThreadPoolExecutor(1, "penstock-launch")
 
 
 def _call(run: Callable[[_Move], Any], device: torch.device, rows: int) -> Sequence[Any]:
@@ -119,12 +122,16 @@ def _call(run: Callable[[_Move], Any], device: torch.device, rows: int) -> Seque
         with torch.inference_mode():
             output = run(lambda tensor: tensor.to(device))
         return _split(output, rows)
-    with _LAUNCHING, torch.inference_mode():
-        output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
-        done = torch.cuda.current_stream(device).record_event()
+    output, done = _LAUNCHER.submit(_launch, run, device).result()
     with torch.cuda.stream(torch.cuda.Stream(device)):
         done.wait()
         return _split(output, rows)
+
+
+def _launch(run: Callable[[_Move], Any], device: torch.device) -> tuple[Any, torch.cuda.Event]:
+    with torch.inference_mode():
+        output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+        return output, torch.cuda.current_stream(device).record_event()
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

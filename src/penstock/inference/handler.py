@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from penstock.batching.limits import BatchLimits
 from penstock.blocks import byte_size
 from penstock.errors import UsageError
 
@@ -155,6 +156,17 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """Whether run_inference() may be called for the next batch while one is on a device that takes them in turn: its
         rows are then collated and moved meanwhile. For thread-safe handlers of models on an accelerator."""
         return False
+
+    def new_shapes_cost(self) -> bool:
+        """Whether the first batch of a shape, its rows and padded length, takes much longer than the next ones, as on
+        accelerators. Padded lengths are then rounded up, and the search for a size does not mistake first times for the
+        costs of a size."""
+        return self.prepares_ahead()
+
+    def padded_length(self, longest: int) -> int:
+        """What run_inference() should pad a batch to whose longest row is so long, and what its cost is reckoned with: the
+        next of length_buckets; else a multiple of 8 where new shapes cost; else just that."""
+        return BatchLimits.of(self.batch_elements_kwargs(), self.new_shapes_cost()).padded_length(longest)
 
     def get_num_bytes(self, batch: Sequence[ExampleT]) -> int:
         """About how many bytes a batch holds, for the metric inference_request_batch_byte_size, which samples it."""

@@ -16,6 +16,7 @@ from penstock.inference.handler import ModelHandler, concurrent_batches
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.ticket import Caller, Ticket, answers_of, not_packed
 from penstock.inference.transform import RunInference
+from penstock.inference.turns import QUICK_TURNS
 from penstock.models.client import HostClient
 from penstock.models.messages import Answers, Broken, HostSpec, Report, Submit
 from penstock.models.place import Place, Surroundings, Wishes
@@ -64,6 +65,8 @@ class ServedModel:
         self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
         loaded = self._copy.load()
         assert loaded is not None
+        if self._handler.prepares_ahead():
+            QUICK_TURNS.begin()
         return loaded.seconds, loaded.bytes
 
     def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:

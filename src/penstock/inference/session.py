@@ -32,6 +32,7 @@ from penstock.inference.hosted import HostedLane, HostedSession, wishes_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.ticket import Caller, Request, Ticket, answers_of, identity_of, lengths_of, settle
 from penstock.inference.transform import RunInference
+from penstock.inference.turns import QUICK_TURNS
 from penstock.models.memory import available_bytes
 from penstock.models.place import Place, Surroundings, choose_place, fits
 from penstock.models.rendezvous import Notice
@@ -126,6 +127,8 @@ class InferenceSession:
         self._sizes, self._latencies = Distribution(), Distribution()
         self._failed_rows = 0
         self._ended = 0.0  # when the last batch did
+        if self._in_turn:
+            QUICK_TURNS.begin()
         self._threads: list[threading.Thread] = []
         if transform.limits.max_wait is not None or self._limit > 1:
             self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
@@ -144,6 +147,8 @@ class InferenceSession:
 
     def close(self, *, wait: bool = True) -> None:
         with self._changed:
+            if self._in_turn and not self._closed:
+                QUICK_TURNS.end()
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads if wait else ():

@@ -53,7 +53,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
             raise UsageError(f"{type(inner).__name__}: model_copies={copies!r}; expected a whole number of at least 1")
         inner.validate_inference_args(inference_args)
-        self.limits = BatchLimits.of(inner.batch_elements_kwargs())
+        self.limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
         if self.limits.max_padded_cost is not None and not inner.measures_length():
             raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
         self.id = secrets.token_hex(8)  # tells this step's model host from all others, where no engine of ours runs it
