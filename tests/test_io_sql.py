@@ -53,12 +53,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("upsert_by", [None, ["id"]])
 def test_it_keeps_the_contract_of_a_sink(database: TestDatabase, temporary: Path, upsert_by: Any) -> None:
-    sink = ps.WriteToSql(database.url, "answers", upsert_by=upsert_by).sink
+    def make() -> ps.Sink[Any]:
+        return ps.WriteToSql(database.url, "answers", upsert_by=upsert_by).sink
 
     def read_back() -> list[dict[str, Any]]:
         return [{"id": i, "text": text} for i, text in sorted(database.rows("id, text"))]
 
-    check_sink(sink, lambda n: numbered(*range(10 * n, 10 * n + 5)), read_back)
+    check_sink(make(), lambda n: numbered(*range(10 * n, 10 * n + 5)), read_back, again=make)
     assert os.listdir(temporary) == []
     assert len(database.rows(table="penstock_commits")) == 3, "marks stay"
 

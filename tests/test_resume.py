@@ -263,6 +263,37 @@ def test_a_run_that_overwrites_replaces_the_output_when_it_is_done(folder):
     assert run(None).was_finished
 
 
+@pytest.mark.timeout(300)
+def test_a_kill_at_each_step_of_a_run_that_replaces_an_output(tmp_path):
+    """In particular between the renames at the end, and before what is left of the old output is removed."""
+    for step in range(1, 100):
+        folder = tmp_path / str(step)
+        (folder / "in").mkdir(parents=True)
+        for part in range(2):
+            write_input(folder, part, lines=600)
+        (folder / "job.py").write_text(
+            "import penstock as ps\n"
+            "p = ps.Pipeline(run_dir='run', workers=0)\n"
+            "p | ps.ReadFromText('in/*.txt') | ps.WriteToText('out', overwrite=True)\n"
+            "p.run()\n"
+        )
+        (folder / "out").mkdir()
+        for number in (0, 1, 50):
+            (folder / "out" / f"part-{number:05d}.txt").write_text("old\n")
+        environment = os.environ | {"PENSTOCK_CRASH_AT": f"coordinator:{step}:mark"}
+        code = subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, timeout=60).returncode
+        assert code == (-signal.SIGKILL if (folder / "mark").exists() else 0)
+        if code:
+            assert subprocess.run([sys.executable, "job.py"], cwd=folder, timeout=60).returncode == 0
+        assert lines_of(folder) == inputs_of(folder)
+        assert not [name for name in os.listdir(folder / "out") if name.startswith(".")]
+        assert manifest_of(folder)["state"] == "finished"
+        if not code:
+            break
+    assert step > 20, "there are more steps than that"
+    assert penstock(folder, "verify", "run").returncode == 0
+
+
 def test_output_of_somebody_else_is_not_touched(folder):
     (folder / "out").mkdir()
     (folder / "out" / "part-00000.txt").write_text("old\n")

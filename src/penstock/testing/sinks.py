@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -15,15 +16,21 @@ T = TypeVar("T")
 RUN = "check-sink"
 
 
-def check_sink(sink: Sink[T], rows_of: Callable[[int], list[T]], read_back: Callable[[], Sequence[T]]) -> None:
+def check_sink(
+    sink: Sink[T],
+    rows_of: Callable[[int], list[T]],
+    read_back: Callable[[], Sequence[T]],
+    again: Callable[[], Sink[T]] | None = None,
+) -> None:
     """Raise AssertionError unless rows become visible whole, once, in order, and only by publish().
 
     `sink` writes to a place that is empty. `rows_of(n)` makes rows that it can write, other ones for every n.
     `read_back()` returns the rows that a reader of that place sees now, in order; the place may not exist yet. Parts
-    are written by a pickled copy of the sink, as in a worker.
+    are written by a pickled copy of the sink, as in a worker. `again()` makes the sink anew, as a later process does that
+    goes on with a run: then that is checked, too.
     """
     check = _SinkCheck(sink, rows_of, read_back)
-    sink.prepare(RUN)
+    note = sink.prepare(RUN)
     check.sees([], "after prepare()")
     check.aborted_part_leaves_nothing()
     check.empty_part_has_no_token()
@@ -33,6 +40,8 @@ def check_sink(sink: Sink[T], rows_of: Callable[[int], list[T]], read_back: Call
     check.sees(rows_of(1), "with part 00001 published")
     sink.publish(retried)
     check.sees(rows_of(1), "with part 00001 published twice")
+    if again is not None:
+        sink = check.goes_on(again(), note, published=[retried], prepared=[last, first])
     sink.publish(last)
     sink.publish(first)
     everything = [row for n in range(3) for row in rows_of(n)]
@@ -88,6 +97,24 @@ class _SinkCheck:
     def empty_part_has_no_token(self) -> None:
         token = self.open("00003").close()
         expect(token is None, f"{self.name}: close() returned {token!r} for a part without rows; expected None")
+
+    def goes_on(self, later: Sink[Any], note: Any, published: list[Any], prepared: list[Any]) -> Sink[Any]:
+        """The sink of a later process, which knows what the journal does; one part may be published without its knowing."""
+        told = json.loads(json.dumps([note, [dict(self.sink.details(token)) for token in published]]))
+        left = self.write("00004", 4)
+        later.clean(RUN, prepared)
+        later.resume(RUN, *told)
+        self.sees(self.rows_of(1), "after another process has taken over")
+        try:
+            later.publish(left)
+        except Exception:
+            self.sees(self.rows_of(1), "after a part that was cleaned away could not be published")
+        else:
+            raise AssertionError(f"{self.name}: clean() left a part that was not to be kept")
+        later.publish(published[0])
+        self.sees(self.rows_of(1), "with part 00001 published again by another process")
+        self.sink = later
+        return later
 
     def aborted_part_leaves_nothing(self) -> None:
         before = self.files_aside()

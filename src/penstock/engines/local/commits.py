@@ -140,7 +140,6 @@ class SplitBySplit:
 
     def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()
-        self._digests.finish()
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 

@@ -104,6 +104,7 @@ class _Begun:
         try:
             with Digests(journal, self.options) as digests:
                 result, _ = run.carry_out(SplitBySplit(journal, run.sinks, session, digests, self.names))
+                digests.finish()
         except BaseException as exc:
             self._ended(session, exc)
             raise
