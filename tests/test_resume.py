@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.engines.local.run_dir import RunDir
 from penstock.errors import EngineError, OutputError, RunChangedError, StepError, TransientError, UsageError
 from penstock.io.jsonl import JsonlSink, JsonlWriter
 
@@ -411,7 +412,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(folder):
     first = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
     assert first.stdout.readline() == b"0\n"
     second = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert f"process {first.pid} is at work on this run" in second.stderr
+    assert f"process {first.pid}, or one that it has forked, is at work on this run" in second.stderr
     first.kill()
     first.wait()
     third = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
@@ -612,3 +613,216 @@ def test_a_sink_that_writes_at_least_once_says_so(tmp_path):
     p | ps.Create([1]) | ps.Write(Log(str(tmp_path / "out"), False))
     assert "at least once, if the run is resumed" in p.explain()
     assert "can be resumed: output becomes visible split by split" in p.explain()
+
+
+# What a reviewer found.
+
+
+def two_branches(folder, order, stop_at=None, **options):
+    """Two sources, each into a folder of its own, in one order or the other."""
+
+    def work(row):
+        if row == stop_at:
+            raise ValueError("stopped")
+        return row
+
+    p = ps.Pipeline(run_dir=folder / "run", workers=0, accept_changes=("code",), **options)
+    for part in order:
+        rows = p | f"read {part}" >> ps.ReadFromText(folder / "in" / f"{part}.txt")
+        rows | f"work {part}" >> ps.Map(work) | f"write {part}" >> ps.WriteToText(folder / f"out{part}")
+    return p.run()
+
+
+def test_sources_and_sinks_in_another_order_are_refused(folder):
+    with pytest.raises(StepError):
+        two_branches(folder, "01", stop_at="1-1000")
+    with pytest.raises(RunChangedError, match="the sources are written in another order"):
+        two_branches(folder, "10")
+    two_branches(folder, "01")
+    for part in "01":
+        written = [line for path in sorted((folder / f"out{part}").iterdir()) for line in path.read_text().splitlines()]
+        assert written == inputs_of_part(folder, part)
+
+
+def test_a_fresh_start_that_is_refused_leaves_the_run_as_it_was(folder):
+    begun(folder)
+    stranger = folder / "out" / "part-99999.txt"
+    stranger.write_text("mine")
+    with pytest.raises(OutputError, match="there already"):
+        copied(folder, fresh=True)
+    assert stranger.read_text() == "mine"
+    stranger.unlink()
+    assert goes_on(folder).splits_before > 0, "what was done is known"
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def test_a_fresh_start_does_not_replace_the_files_of_others(folder):
+    copied(folder)
+    for path in (folder / "out").iterdir():
+        path.unlink()
+    (folder / "out" / "part-00000.txt").write_text("of another run")
+    with pytest.raises(OutputError, match="there already"):
+        copied(folder, fresh=True)
+    assert (folder / "out" / "part-00000.txt").read_text() == "of another run"
+
+
+def test_a_run_does_not_read_its_own_files(tmp_path):
+    (tmp_path / "a.txt").write_text("1\n2\n")
+
+    def run():
+        p = ps.Pipeline(run_dir=tmp_path / "run")
+        p | ps.ReadFromText(tmp_path) | ps.WriteToText(tmp_path / "out")
+        return p.run()
+
+    assert run().rows_out(f"ReadFromText({tmp_path.name})") == 2
+    assert run().was_finished
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_output_that_is_gone_is_not_taken_for_done(folder, is_finished):
+    begun(folder)
+    if is_finished:
+        goes_on(folder)
+    next((folder / "out").iterdir()).unlink()
+    with pytest.raises(OutputError, match=r"1 part\(s\) that this run has written are gone.*--fresh"):
+        goes_on(folder)
+
+
+def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.txt").write_text("old\n")
+
+    def run(stop_at, **options):
+        p = ps.Pipeline(run_dir=folder / "run", workers=0, **options)
+        rows = p | ps.ReadFromText(folder / "in" / "*.txt")
+        rows | ps.Map(lambda row: f"{1 // (row != stop_at)}{row}"[1:]) | ps.WriteToText(folder / "out", overwrite=True)
+        return p.run()
+
+    with pytest.raises(StepError):
+        run("1-1000")
+    [aside] = [path for path in (folder / "out").iterdir() if path.is_dir()]
+    parts = [path for path in aside.iterdir() if not path.name.startswith(".")]
+    assert len(parts) > 1, "splits that are prepared wait for the others"
+    parts[0].unlink()
+    run(None, accept_changes=("code",))
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def test_a_source_that_names_inputs_need_not_have_only(tmp_path):
+    class Numbers(ps.Source):
+        def inputs(self):
+            return [ps.InputFile("numbers", 3, "today", None)]
+
+        def splits(self, goal):
+            return [0, 1, 2]
+
+        def read(self, split):
+            yield [str(split)]
+
+    p = ps.Pipeline(run_dir=tmp_path / "run")
+    p | ps.Read(Numbers()) | ps.WriteToText(tmp_path / "out")
+    assert p.run().splits == 3
+
+
+def test_names_and_errors_that_are_no_text(tmp_path):
+    name = os.fsdecode(b"\xff.txt")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text("a\nb\n")
+
+    def run(**options):
+        p = ps.Pipeline(run_dir=tmp_path / "run", **options)
+        rows = p | ps.ReadFromText(tmp_path / "in") | ps.Map(lambda row: row if os.path.exists(tmp_path / "on") else fail())
+        rows | ps.WriteToText(tmp_path / "out")
+        return p.run()
+
+    def fail():
+        raise ValueError("\udcff")
+
+    with pytest.raises(StepError):
+        run()
+    (tmp_path / "on").touch()
+    run()
+    assert run().was_finished
+
+
+def test_too_many_failures_are_told_with_what_helps(folder):
+    p = ps.Pipeline(run_dir=folder / "run", workers=0)
+    failing = ps.Map(lambda n: 1 // 0).with_exception_handling(threshold=0.5)
+    good, bad = p | ps.Create(range(10)) | failing
+    good | "a" >> ps.Map(str) | "b" >> ps.WriteToText(folder / "out")
+    bad | "c" >> ps.Map(repr) | "d" >> ps.WriteToText(folder / "dead")
+    with pytest.raises(EngineError) as caught:
+        p.run()
+    assert "set a higher threshold to go on" in caught.value.__notes__[-1]
+
+
+def test_one_folder_holds_one_pipeline(folder):
+    (folder / "job.py").write_text(
+        "import penstock as ps\n"
+        "for n in range(2):\n"
+        "    with ps.Pipeline() as p:\n"
+        "        p | ps.Create([n]) | ps.Map(str) | ps.WriteToText(f'out{n}')\n"
+    )
+    done = penstock(folder, "run", "--run-dir", "run", "job.py")
+    assert done.returncode == 2
+    assert "the script runs several pipelines" in done.stderr
+
+
+def test_sigterm_leaves_word(folder):
+    (folder / "job.py").write_text(
+        "import time, penstock as ps\n"
+        "p = ps.Pipeline(run_dir='run', workers=0)\n"
+        "p | ps.Create(range(3)) | ps.Map(lambda n: print(n, flush=True) or time.sleep(600)) | ps.WriteToText('out')\n"
+        "p.run()\n"
+    )
+    process = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"0\n"
+    process.terminate()
+    assert process.wait(60) == -signal.SIGTERM
+    process.stdout.close()
+    assert manifest_of(folder)["state"] == "stopped"
+
+
+def test_a_forked_child_does_not_hold_the_lock(tmp_path):
+    held = RunDir(str(tmp_path))
+    with held:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    try:
+        with RunDir(str(tmp_path)):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_status_leaves_nothing_behind(folder):
+    copied(folder)
+    before = sorted(os.listdir(folder / "run"))
+    assert penstock(folder, "status", "run").returncode == 0
+    assert sorted(os.listdir(folder / "run")) == before
+
+
+def test_a_folder_that_cannot_be_synced_ends_the_run(folder, monkeypatch):
+    sync = os.fsync
+
+    def failing(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(folder / "out")):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", failing)
+    with pytest.raises(TransientError, match="Input/output error"):
+        copied(folder)
+    monkeypatch.undo()
+    copied(folder)
+    assert lines_of(folder) == inputs_of(folder)
+
+
+def test_run_dir_is_a_local_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ps.RunOptions(run_dir="~/x").run_dir == str(tmp_path / "x")
+    with pytest.raises(UsageError, match="on a local disk"):
+        ps.Pipeline(run_dir="s3://bucket/run")

@@ -153,6 +153,7 @@ class _Session:
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.count = 0
+        self.run_dirs: list[Any] = []
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
         assert self.engine is not None
@@ -166,6 +167,12 @@ class _Running(_Session):
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         assert self.engine is not None
         self.count += 1
+        if options.run_dir is not None and options.run_dir in self.run_dirs:
+            raise UsageError(
+                f"--run-dir {options.run_dir}: the script runs several pipelines, and a folder holds one run; "
+                "give each of them its own: ps.Pipeline(run_dir=...)"
+            )
+        self.run_dirs.append(options.run_dir)
         result, rows = self.engine.run(graph, options)
         read = sum(count.rows_out for count in result.counts.values() if not count.rows_in)
         where = f" -> {', '.join(result.outputs)}" if result.outputs else ""

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import UsageError
 
 CHANGES = ("inputs", "code", "handlers", "models")  # that a user may accept when a run goes on
-KEPT = "aside"  # the folder in run_dir where sinks may keep what is not published
+ASIDE = "aside"  # the folder in run_dir where sinks may keep what is not published
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +44,11 @@ class RunOptions:
         self._check_resuming()
 
     def _check_resuming(self) -> None:
-        if self.run_dir is not None and (not isinstance(self.run_dir, (str, os.PathLike)) or not os.fspath(self.run_dir)):
-            raise UsageError(f"run_dir={self.run_dir!r}: expected the path of a folder")
+        if self.run_dir is not None:
+            path = os.fspath(self.run_dir) if isinstance(self.run_dir, (str, os.PathLike)) else ""
+            if not isinstance(path, str) or not path or "://" in path:
+                raise UsageError(f"run_dir={self.run_dir!r}: expected the path of a folder on a local disk")
+            object.__setattr__(self, "run_dir", os.path.abspath(os.path.expanduser(path)))
         if isinstance(self.accept_changes, str) or not set(self.accept_changes) <= set(CHANGES):
             raise UsageError(f"accept_changes={self.accept_changes!r}: expected some of {', '.join(map(repr, CHANGES))}")
         if self.run_dir is None and (self.fresh or self.accept_changes):

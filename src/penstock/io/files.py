@@ -39,6 +39,11 @@ def short_name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
+def without_secrets(text: str) -> str:
+    """A URL without its password, and without a signature at its end."""
+    return re.sub(r"\?[^/?]*=.*$", "?...", re.sub(r"://[^/@\s]*@", "://", text))
+
+
 def store_of(path: str, error: type[UsageError]) -> tuple[Any, str]:
     """The fsspec file system that a path belongs to, and the path inside it."""
     from fsspec.core import url_to_fs

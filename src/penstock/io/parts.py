@@ -6,6 +6,7 @@ A part is written to out/.penstock-<run>/00012-1.jsonl, aside, and published by 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from penstock.blocks import Block, row_count
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import sha256_of
-from penstock.io.files import is_local, short_name, store_of
+from penstock.io.files import is_local, short_name, store_of, without_secrets
 from penstock.io.sink import Part, Sink, Writer
 
 T = TypeVar("T")
@@ -50,12 +51,12 @@ class FileSink(Sink[T]):
         self.path = path
         self.overwrite = overwrite
         self._old: set[str] = set()  # names of earlier parts that this run has not replaced
-        self._own: set[str] = set()  # of them, those that an earlier run of the same journal has written
+        self._own: dict[str, int] = {}  # what an earlier run of the same journal has written: names and bytes
 
     def prepare(self, run: str) -> list[str]:
         with self._writable() as (fs, folder):
-            self._old = self._parts_in(fs, folder)
-            if self._old <= self._own or self.overwrite:
+            self._old = set(found := self._parts_in(fs, folder))
+            if self.overwrite or found.items() <= self._own.items():
                 self._claim(fs, run)
                 return sorted(self._old)
         raise OutputError(
@@ -64,12 +65,12 @@ class FileSink(Sink[T]):
         )
 
     def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        self._old = set(note) - self._names(published)
+        self._old = set(note) - self._sizes(published).keys()
         with self._writable() as (fs, _):
             self._claim(fs, run)
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self._own = self._names(parts)
+        self._own = self._sizes(parts)
 
     def publish(self, token: FilePart) -> None:
         fs, aside = store_of(token.aside, OutputError)
@@ -82,7 +83,16 @@ class FileSink(Sink[T]):
         self._old.discard(short_name(final))
 
     def details(self, token: FilePart) -> dict[str, Any]:
-        return {"path": token.final, "bytes": token.bytes, "sha256": token.sha256}
+        return {"path": without_secrets(token.final), "bytes": token.bytes, "sha256": token.sha256}
+
+    def has(self, token: FilePart) -> bool:
+        fs, aside = store_of(token.aside, OutputError)
+        fs.invalidate_cache()
+        return fs.exists(aside) or self._is_there(fs, token)
+
+    def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
+        with self._writable() as (fs, folder):
+            return sorted(self._sizes(published).keys() - self._parts_in(fs, folder).keys())
 
     def replaces(self) -> bool:
         return bool(self._old)
@@ -117,7 +127,7 @@ class FileSink(Sink[T]):
         return (inner,) if is_local(fs) else ()
 
     def describe(self) -> str:
-        return self.path
+        return without_secrets(self.path)
 
     def places(self, part: Part) -> Places:
         aside = f"{self._aside(part.run)}/{part.name}-{part.attempt}{self.suffix}"
@@ -126,19 +136,21 @@ class FileSink(Sink[T]):
     def _aside(self, run: str) -> str:
         return f"{self.path}/.penstock-{run}"
 
-    def _parts_in(self, fs: Any, folder: str) -> set[str]:
+    def _parts_in(self, fs: Any, folder: str) -> dict[str, int]:
+        """The part files there, with their bytes."""
         fs.invalidate_cache()
         if not fs.exists(folder):
-            return set()
+            return {}
         if not fs.isdir(folder):
             raise OutputError(f"{self.path}: is a file; expected a folder, or a name that is free for one")
-        names = map(short_name, fs.ls(folder, detail=False))
-        return {name for name in names if name.startswith("part-") and name.endswith(self.suffix)}
+        sizes = {short_name(info["name"]): info["size"] for info in fs.ls(folder, detail=True)}
+        return {name: size for name, size in sizes.items() if name.startswith("part-") and name.endswith(self.suffix)}
 
-    def _names(self, parts: Sequence[Mapping[str, Any]]) -> set[str]:
-        """The names of these parts in this sink's folder."""
-        paths = [part.get("path", "") for part in parts]
-        return {short_name(path) for path in paths if path.rpartition("/")[0] == self.path}
+    def _sizes(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Those of these parts that are in this sink's folder, by name, with their bytes."""
+        here = without_secrets(self.path)
+        own = [part for part in parts if part.get("path", "").rpartition("/")[0] == here]
+        return {short_name(part["path"]): part["bytes"] for part in own if part["path"].endswith(self.suffix)}
 
     def _is_there(self, fs: Any, token: FilePart) -> bool:
         """Whether the part has been published: not only a file of that name."""
@@ -256,7 +268,9 @@ def sync_folder(path: str) -> None:
     """So that a file which was made or renamed there is found under its name after a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems cannot sync a folder; the rename stands
-            os.fsync(folder)
+        os.fsync(folder)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some file systems cannot sync a folder
+            raise
     finally:
         os.close(folder)

@@ -81,6 +81,14 @@ class Sink(Generic[T]):
         """A part for the manifest, in JSON: of a file its path, bytes and sha256. Never a secret."""
         return {}
 
+    def has(self, token: Any) -> bool:
+        """Whether publish() can be done, or has been: the part is where it was written, or where it was to go."""
+        return True
+
+    def missing(self, published: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """Which parts are gone, of those that were published; by their details()."""
+        return ()
+
     def replaces(self) -> bool:
         """Whether an earlier output stays in place until the whole run is done, and is replaced then."""
         return False

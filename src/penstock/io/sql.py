@@ -55,7 +55,7 @@ class SqlSink(Sink[Any]):
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
         table = self._own_table()
-        runs = sorted({part["run"] for part in parts if part.get("table") == self.name})
+        runs = sorted({part["run"] for part in parts if part.get("table") == self.name and "run" in part})
         if self.upsert_by:
             table.forget(runs)
         elif rows := table.rows_of(runs):
@@ -77,16 +77,20 @@ class SqlSink(Sink[Any]):
         return SpoolWriter(part, path, columns=columns, keys=self.upsert_by)
 
     def publish(self, token: SqlPart) -> None:
-        self._own_table().publish(token)
+        self._own_table().publish(token._replace(spool=self._spool(token)))
+
+    def has(self, token: SqlPart) -> bool:
+        """If a part was published and its spool is gone, it is spooled again, and its mark keeps it from being copied."""
+        return os.path.exists(self._spool(token))
 
     def details(self, token: SqlPart) -> dict[str, Any]:
         return {"table": self.name, "part": token.part, "rows": token.rows, "run": token.run}
 
     def clean(self, run: str, keep: Collection[SqlPart] = ()) -> None:
-        kept = {token.spool for token in keep}
+        kept = {os.path.basename(token.spool) for token in keep}
         for folder in self.aside(run):
             for name in os.listdir(folder) if os.path.isdir(folder) else ():
-                if f"{folder}/{name}" not in kept:
+                if name not in kept:
                     with contextlib.suppress(FileNotFoundError):
                         os.remove(f"{folder}/{name}")
             with contextlib.suppress(OSError):  # some are kept
@@ -114,6 +118,12 @@ class SqlSink(Sink[Any]):
         claim.write_text(PROCESS)
         if columns is not None:
             Path(folder, COLUMNS).write_text(json.dumps(columns))
+
+    def _spool(self, token: SqlPart) -> str:
+        """Where the spool is now: the folder may have been moved since it was written."""
+        name = os.path.basename(token.spool)
+        moved = [f"{folder}/{name}" for folder in self.aside(token.run)]
+        return next((path for path in (token.spool, *moved) if os.path.exists(path)), token.spool)
 
     def _folder(self, root: str, run: str) -> str:
         return os.path.join(root, f"penstock-sql-{run}-{self._digest}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.engines.identity.values import CLASS, FUNCTION
+from penstock.io.files import without_secrets
 
 ROWS_IN_MEMORY = "what it creates"  # of Create: an input, though they stand in the program
 SCHEME = 1  # how digests are made: those of different schemes cannot be compared
@@ -127,8 +127,3 @@ def _in_words(key: str, kind: str) -> str:
     user, _, used = key.partition(": ")
     named = f"the {kind} {used or user}" if kind in (FUNCTION, CLASS) else used or user
     return f"{named}, which {user} uses," if used else named
-
-
-def without_secrets(text: str) -> str:
-    """A URL without its password, and without a signature at its end."""
-    return re.sub(r"\?[^/?]*=.*$", "?...", re.sub(r"://[^/@\s]*@", "://", text))

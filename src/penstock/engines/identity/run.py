@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity, without_secrets
+from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity
 from penstock.engines.identity.definitions import state_of
 from penstock.engines.identity.handlers import handler_digests, is_left_out
 from penstock.engines.identity.values import DIGEST_BYTES, VALUE, digests, fingerprint
 from penstock.engines.plan import Outlet, Plan, Stage, Step
 from penstock.inference.transform import RunInference
+from penstock.io.files import without_secrets
 from penstock.io.memory import MemorySource
 from penstock.io.sink import Write
 from penstock.io.source import Read

@@ -88,18 +88,21 @@ class Commits:
         """Publish what is prepared: by an earlier process, or held back until now."""
         self._publish(self._journal.prepared())
 
-    def _described(self, sink: int, token: Any) -> PreparedPart:
-        return PreparedPart(sink, token, self._sinks[sink].details(token))
+    def _described(self, node: int, token: Any) -> PreparedPart:
+        """A part as the journal has it, which knows sinks by their place among all, not by their node."""
+        sink = self._sinks[node]
+        return PreparedPart(list(self._sinks).index(node), token, sink.details(token))
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
+        sinks = list(self._sinks.values())
         for split, parts in splits:
             for part in parts:
                 try:
-                    self._sinks[part.sink].publish(part.token)
+                    sinks[part.sink].publish(part.token)
                 except Exception as exc:
                     raise OutputError(
-                        f"{self._sinks[part.sink].describe()}: a finished part could not be published: "
+                        f"{sinks[part.sink].describe()}: a finished part could not be published: "
                         f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
                         "the part is kept, and the run goes on from there"
                     ) from exc
@@ -161,23 +164,23 @@ class SplitBySplit:
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks.values():
                 sink.start_over(earlier)
-        notes = {str(index): sink.prepare(self._run) for index, sink in self._sinks.items()}
+        notes = [sink.prepare(self._run) for sink in self._sinks.values()]
         hold = any(sink.replaces() for sink in self._sinks.values())
         self._journal.set_facts({"sinks": notes, "hold": hold})
 
-    def _resume(self, notes: Mapping[str, Any]) -> None:
+    def _resume(self, notes: Sequence[Any]) -> None:
         self._clean()
         published = self._journal.published()
-        for index, sink in self._sinks.items():
-            sink.resume(self._run, notes[str(index)], published.get(index, ()))
+        for place, (sink, note) in enumerate(zip(self._sinks.values(), notes, strict=True)):
+            sink.resume(self._run, note, published.get(place, ()))
 
     def _clean(self) -> None:
         kept: dict[int, list[Any]] = {}
         for _, parts in self._journal.prepared():
             for part in parts:
                 kept.setdefault(part.sink, []).append(part.token)
-        for index, sink in self._sinks.items():
-            sink.clean(self._run, kept.get(index, ()))
+        for place, sink in enumerate(self._sinks.values()):
+            sink.clean(self._run, kept.get(place, ()))
 
 
 def tally_of(journal: Journal, names: Mapping[str, str]) -> Tally:

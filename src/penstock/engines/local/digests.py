@@ -9,7 +9,7 @@ from types import TracebackType
 from penstock.engines.local.journal import Journal
 from penstock.errors import PenstockError
 from penstock.io.digests import sha256_of
-from penstock.io.files import InputFile
+from penstock.io.files import InputFile, list_files
 from penstock.options import RunOptions
 
 MOST_INPUT_BYTES = 1 << 30  # of all inputs together, unless the user wants digests of more
@@ -43,9 +43,9 @@ class Digests:
 
     def store(self) -> None:
         """Put into the journal what the thread has found since the last time."""
-        while not self._found.empty():
-            role, owner, file, digest = self._found.get()
-            self._journal.put_files(role, owner, [(file, digest)])
+        found = [self._found.get() for _ in range(self._found.qsize())]
+        if found:
+            self._journal.put_files(found)
 
     def finish(self) -> None:
         """Wait for the rest, and store it."""
@@ -58,9 +58,12 @@ class Digests:
             if self._stopped:
                 return
             try:
-                self._found.put((role, owner, file, sha256_of(file.path)))
-            except (OSError, PenstockError):
+                digest = sha256_of(file.path)
+                [now] = list_files(file.path)
+            except (PenstockError, ValueError):
                 continue  # whoever reads it for the run will say so
+            if (now.size, now.modified) == (file.size, file.modified):  # else it is the digest of something else
+                self._found.put((role, owner, file, digest))
 
 
 def _missing(journal: Journal, role: str) -> list[tuple[str, str, InputFile]]:

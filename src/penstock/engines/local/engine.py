@@ -17,7 +17,7 @@ from penstock.engines.local.splits import cut, few_splits, make_scheduler, split
 from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
 from penstock.observe.result import RunResult
-from penstock.options import KEPT, RunOptions
+from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
@@ -36,7 +36,7 @@ class LocalEngine:
         plan = make_plan(graph)
         if options.run_dir is not None:
             for _, sink in labelled_sinks(plan).values():
-                sink.keep_in(os.path.join(os.path.abspath(options.run_dir), KEPT))
+                sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:
             from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load

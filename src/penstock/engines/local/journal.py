@@ -70,15 +70,14 @@ class Journal:
         new = f"{path}.new"
         remove(new)
         with _journal_errors(path):
-            journal = cls(_connect(new, "rwc"), path)
+            journal = cls(_connect(new, "rwc", log=False), path)  # a log could be left behind by the rename
             journal._db.executescript(_TABLES)
             crash_point()
             with journal._transaction():
                 for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
                     journal._set(name, value)
                 journal._add_splits(splits)
-                for role, owner, file in files:
-                    journal._put_files(role, owner, [(file, None)])
+                journal._put_files((role, owner, file, None) for role, owner, file in files)
             journal.close()
             crash_point()
             _settle(path)
@@ -92,7 +91,7 @@ class Journal:
     def open(cls, folder: str, *, read_only: bool = False) -> Journal:
         path = os.path.join(folder, NAME)
         with _reading(path):
-            journal = cls(_connect(path, "ro" if read_only else "rw"), path)
+            journal = cls(_connect(path, _reading_mode(path) if read_only else "rw"), path)
             found = journal.fact("format")
         if found != FORMAT:
             raise EngineError(f"{path}: was written by another version (format {found}, expected {FORMAT}); start afresh")
@@ -148,7 +147,8 @@ class Journal:
         found: dict[str, dict[str, tuple[InputFile, str | None]]] = {}
         rows = self._query("SELECT owner, path, bytes, stamp, sha256 FROM files WHERE role = ?", (role,))
         for owner, path, size, stamp, digest in rows:
-            found.setdefault(owner, {})[path] = InputFile(path, size, stamp, None), digest
+            name = path.decode("utf-8", "surrogateescape") if isinstance(path, bytes) else path
+            found.setdefault(owner, {})[name] = InputFile(name, size, stamp, None), digest
         return found
 
     def sessions(self) -> list[dict[str, Any]]:
@@ -186,12 +186,26 @@ class Journal:
         """More work: splits of files that were not there when the run was begun."""
         with self._transaction():
             self._add_splits(splits)
-            self._put_files("input", owner, [(file, None) for file in files])
+            self._put_files(("input", owner, file, None) for file in files)
             self._db.execute("DELETE FROM facts WHERE name = 'finished'")
 
-    def put_files(self, role: str, owner: str, files: Iterable[tuple[InputFile, str | None]]) -> None:
+    def put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
+        """Files, each with its role, owner and digest, in the place of what is known of them."""
         with self._transaction():
-            self._put_files(role, owner, files)
+            self._put_files(files)
+
+    def replace_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
+        """These files are all there are."""
+        with self._transaction():
+            self._db.execute("DELETE FROM files")
+            self._put_files(files)
+
+    def reopen(self, splits: Iterable[SplitId]) -> None:
+        """These splits were prepared, and their parts are lost: they run again."""
+        with self._transaction():
+            for split in splits:
+                self._db.execute("DELETE FROM parts WHERE source = ? AND number = ?", split)
+                self._db.execute("UPDATE splits SET state = 'open', result = NULL WHERE source = ? AND number = ?", split)
 
     def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
         """These splits are done but for the publishing of their parts. From now on they are never run again."""
@@ -227,8 +241,8 @@ class Journal:
         rows = ((*split, dump_rows(payload)) for split, payload in splits)
         self._db.executemany("INSERT INTO splits (source, number, split) VALUES (?, ?, ?)", rows)
 
-    def _put_files(self, role: str, owner: str, files: Iterable[tuple[InputFile, str | None]]) -> None:
-        rows = [(role, owner, file.path, file.size, file.modified, digest) for file, digest in files]
+    def _put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
+        rows = [(role, owner, _storable(file.path), file.size, file.modified, digest) for role, owner, file, digest in files]
         self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _parts_of(self, split: SplitId) -> list[PreparedPart]:
@@ -243,8 +257,8 @@ class Journal:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         with _journal_errors(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield
                 crash_point()
                 self._db.execute("COMMIT")
@@ -255,13 +269,27 @@ class Journal:
             crash_point()
 
 
-def _connect(path: str, mode: str) -> sqlite3.Connection:
+def _connect(path: str, mode: str, *, log: bool = True) -> sqlite3.Connection:
     db = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=10)
-    if mode != "ro":
+    if mode.startswith("rw"):
         os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
-        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_mode = {'WAL' if log else 'DELETE'}")
         db.execute("PRAGMA synchronous = FULL")
     return db
+
+
+def _reading_mode(path: str) -> str:
+    """While a process is at work there is a log. Without one, nothing but the file is looked at, and nothing is made."""
+    return "ro" if os.path.exists(f"{path}-wal") else "ro&immutable=1"
+
+
+def _storable(path: str) -> str | bytes:
+    """File names are bytes: those that are no text are kept as such."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return path.encode("utf-8", "surrogateescape")
+    return path
 
 
 def remove(path: str) -> None:
@@ -276,8 +304,10 @@ def _settle(path: str) -> None:
     if os.path.exists(path):
         with contextlib.suppress(sqlite3.Error):
             db = _connect(path, "rw")
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            [(busy, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             db.close()
+            if busy:
+                raise EngineError(f"the journal {path} is being read by another process; try again in a moment")
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -14,30 +15,32 @@ from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
-from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files
-from penstock.engines.local.run import Run
+from penstock.engines.local.outcomes import SplitId
+from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
+from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files, order_of, outside
+from penstock.engines.local.run import Run, labelled_sinks, terminable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
-from penstock.errors import EngineError, UsageError
+from penstock.errors import EngineError, OutputError, TooManyFailuresError, UsageError
+from penstock.io.files import InputFile
 from penstock.io.source import SplitGoal
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.result import RunResult
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
+from penstock.rows import safe_str
 
 KEPT = "what was done is kept in"  # begins the note on an error that says so
 
 
 def run_journaled(graph: Graph, plan: Plan, programs: Mapping[int, bytes], options: RunOptions) -> RunResult:
     """Run what is left of the run in `run_dir`; all of it, if none was begun there."""
-    assert options.run_dir is not None
     if graph.collect:
         raise UsageError(
             "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
         )
-    with RunDir(str(options.run_dir)) as folder:
+    with terminable(), RunDir(str(options.run_dir)) as folder:
         begun = _Begun(folder, graph, plan, options)
         try:
             return begun.go_on(programs)
@@ -54,27 +57,30 @@ class _Begun:
         self.graph = graph
         self.plan = plan
         self.options = options
+        self.sinks = {index: sink for index, (_, sink) in labelled_sinks(plan).items()}
         self.identity = describe_run(graph, plan)
         self.names = stable_names(graph)
-        found = self._found()
-        if found is None or options.fresh or found.fact("sinks") is None:
-            self.journal = self._create(found)
-        else:
-            self.journal = found
-            self._check()
+        self.journal = self._opened()
 
-    def _check(self) -> None:
+    def _opened(self) -> Journal:
+        found = self._found()
+        if found is None:
+            return self._create(None)
         try:
-            check_same_run(self.journal, self.identity, self.plan, self.options)
-            self._add_new_files()
+            if self.options.fresh or found.fact("sinks") is None:
+                return self._create(found)
+            check_same_run(found, self.identity, self.plan, self.options)
+            self._check_output(found)
+            self._reopen_lost(found)
+            self._add_new_files(found)
         except BaseException:
-            self.journal.close()
+            found.close()
             raise
+        return found
 
     def go_on(self, programs: Mapping[int, bytes]) -> RunResult:
         journal = self.journal
         run_id, finished = journal.fact("run"), journal.fact("finished")
-        splits = journal.open_splits()
         pools = choose_pools(self.plan, self.options, Machine.here(), journal.fact("rows"))
         session = 0 if finished else self._begin_session(run_id)
         run = Run(
@@ -83,7 +89,7 @@ class _Begun:
             plan=self.plan,
             pools=pools,
             programs=programs,
-            scheduler=make_scheduler(self.plan, pools, self.options, splits),
+            scheduler=make_scheduler(self.plan, pools, self.options, journal.open_splits()),
             few=journal.fact("few"),
             options=self.options,
             session=f"-{session}",
@@ -93,24 +99,28 @@ class _Begun:
                 write_manifest(journal)
             tally = tally_of(journal, self.names)
             return run.result(tally, before=tally.splits)
-        journal.set_facts(
-            {
-                "environment": environment(self.options),
-                "explained": explain(self.plan, pools, surroundings(self.options, Machine.here()), journaled=True),
-                "sink_names": {index: sink.describe() for index, sink in run.sinks.items()},
-            }
-        )
-        write_manifest(journal)
         try:
+            self._describe(pools)
             with Digests(journal, self.options) as digests:
-                result, _ = run.carry_out(SplitBySplit(journal, run.sinks, session, digests, self.names))
+                result, _ = run.carry_out(SplitBySplit(journal, self.sinks, session, digests, self.names))
                 digests.finish()
+            journal.finish(session, time.monotonic() - self.started)
+            write_manifest(journal)
         except BaseException as exc:
             self._ended(session, exc)
             raise
-        journal.finish(session, time.monotonic() - self.started)
-        write_manifest(journal)
         return result
+
+    def _describe(self, pools: Pools) -> None:
+        """What `penstock status` and the manifest tell of the run, from its beginning on."""
+        self.journal.set_facts(
+            {
+                "environment": environment(self.options),
+                "explained": explain(self.plan, pools, surroundings(self.options, Machine.here()), journaled=True),
+                "sink_names": [sink.describe() for sink in self.sinks.values()],
+            }
+        )
+        write_manifest(self.journal)
 
     def _begin_session(self, run: str) -> int:
         """The number of this process. Model hosts of one that was killed are ended, and their folder is removed."""
@@ -122,15 +132,22 @@ class _Begun:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) else "stopped"
+        text = f"{type(exc).__name__}: {safe_str(exc)}".encode("utf-8", "backslashreplace").decode()
         try:
-            if self.journal.fact("sinks") is None:
+            if self.journal.fact("sinks") is None and not self.journal.fact("earlier_runs"):
                 self.folder.forget(self.journal)  # nothing was begun: change what was wrong, and it is a new run
                 return
-            self.journal.end_session(session, time.monotonic() - self.started, outcome, f"{type(exc).__name__}: {exc}")
+            self.journal.end_session(session, time.monotonic() - self.started, outcome, text)
             write_manifest(self.journal)
-        except EngineError as again:
-            exc.add_note(str(again))
-        exc.add_note(f"{KEPT} {self.folder.path}: run the same command again, and it goes on from there")
+        except Exception as again:
+            exc.add_note(f"how the run ended could not be noted: {safe_str(again)}")
+        exc.add_note(f"{KEPT} {self.folder.path}: {self._advice(exc)}")
+
+    def _advice(self, exc: BaseException) -> str:
+        if isinstance(exc, TooManyFailuresError):
+            return "rows that failed do not run again: set a higher threshold to go on, or start over (--fresh)"
+        without = ", without fresh," if self.options.fresh else ","
+        return f"run the same command again{without} and it goes on from there"
 
     def _found(self) -> Journal | None:
         try:
@@ -145,37 +162,63 @@ class _Begun:
         rows = count_rows(self.plan)
         pools = choose_pools(self.plan, self.options, Machine.here(), rows)
         goals = split_goals(self.plan, pools)
-        inputs = [source.inputs() for source in sources]
-        splits = [
-            split
-            for i, (source, goal) in enumerate(zip(sources, goals, strict=True))
-            for split in cut(source, i, goal, inputs[i])
-        ]
+        splits: list[tuple[SplitId, Any]] = []
+        files: list[tuple[str, str, InputFile]] = []
+        for position, (_, _, step, read) in enumerate(self.plan.sources()):
+            every = read.source.inputs()
+            own = outside(every, self.folder.path)
+            splits += cut(sources[position], position, goals[position], own if len(own) < len(every) else ())
+            files += [("input", step.label, file) for file in own]
         facts = {
             "run": secrets.token_hex(8),
             "rows": rows,
             "few": few_splits(self.plan, pools, self.options, splits),
             "goals": [asdict(goal) for goal in goals],
             "identity": self.identity.as_json(),
+            "order": order_of(self.plan),
             "fixed": fixed_by(self.options),
             **_facts_of(found),
         }
         if found is not None:
+            self._rehearse(facts)
             found.close()
-        files = [
-            ("input", step.label, file)
-            for (_, _, step, _), some in zip(self.plan.sources(), inputs, strict=True)
-            for file in some
-        ]
         return Journal.create(self.folder.path, facts, splits, [*files, *model_files(self.identity)])
 
-    def _add_new_files(self) -> None:
-        goals = [SplitGoal(**goal) for goal in self.journal.fact("goals")]
-        for position, step, read, files in find_new_files(self.journal, self.plan):
-            first = self.journal.next_number(position)
-            splits = cut(read.source, position, goals[position], files, first)
-            self.journal.add_splits(splits, step.label, files)
-            self.journal.set_facts({"rows": None})
+    def _rehearse(self, facts: Mapping[str, Any]) -> None:
+        """Whether the sinks can start over: if not, the journal that is there must stay."""
+        for sink in self.sinks.values():
+            sink.clean(facts["run"])  # a process that was killed may have been here before
+        try:
+            for sink in self.sinks.values():
+                sink.start_over(facts.get("earlier") or ())
+                sink.prepare(facts["run"])
+        finally:
+            for sink in self.sinks.values():
+                sink.clean(facts["run"])
+
+    def _check_output(self, journal: Journal) -> None:
+        """What was published must be there: it is not made again."""
+        published = journal.published()
+        for place, sink in enumerate(self.sinks.values()):
+            if gone := sink.missing(published.get(place, ())):
+                raise OutputError(
+                    f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone, such as {gone[0]}; "
+                    "put them back, or start over with fresh=True (--fresh)"
+                )
+
+    def _reopen_lost(self, journal: Journal) -> None:
+        """Splits that were prepared, and whose parts are lost before they were published, run again."""
+        sinks = list(self.sinks.values())
+        lost = [split for split, parts in journal.prepared() if not all(sinks[p.sink].has(p.token) for p in parts)]
+        if lost:
+            journal.reopen(lost)
+
+    def _add_new_files(self, journal: Journal) -> None:
+        goals = [SplitGoal(**goal) for goal in journal.fact("goals")]
+        for position, step, read, files in find_new_files(journal, self.plan):
+            splits = cut(read.source, position, goals[position], files, journal.next_number(position))
+            journal.add_splits(splits, step.label, files)
+            journal.set_facts({"rows": None})
 
 
 def _facts_of(found: Journal | None) -> dict[str, Any]:
@@ -184,9 +227,9 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
         return {}
     if found.fact("sinks") is None:  # that run was never begun: this one takes its place
         return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs")}
-    parts = [part for some in found.published().values() for part in some]
+    parts = [*(found.fact("earlier") or ()), *(part for some in found.published().values() for part in some)]
     parts += [dict(part.details) for _, some in found.prepared() for part in some]
     return {
-        "earlier": [*(found.fact("earlier") or ()), *parts],
+        "earlier": list({json.dumps(part, sort_keys=True): part for part in parts}.values()),
         "earlier_runs": [*(found.fact("earlier_runs") or ()), found.fact("run")],
     }

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.engines.local.journal import Journal
 from penstock.errors import EngineError, UsageError
 from penstock.io.digests import sha256_of
+from penstock.io.files import without_secrets
 from penstock.options import RunOptions
 from penstock.version import __version__
 
@@ -42,7 +43,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
     """The run as it stands. `state` is finished, or how the last process ended; of one at work it is running."""
     sessions = journal.sessions()
     total, published, splits = journal.total(), journal.published(), journal.split_counts()
-    sinks: dict[str, str] = journal.fact("sink_names") or {}
+    sinks: list[str] = journal.fact("sink_names") or []
     return {
         "format": FORMAT,
         "run": journal.fact("run"),
@@ -58,7 +59,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
         "failures": {label: count.kinds for label, count in total.counts.items() if count.kinds},
         "inputs": _files(journal, "input"),
         "models": _files(journal, "model"),
-        "outputs": [{"sink": name, "parts": published.get(int(index), [])} for index, name in sinks.items()],
+        "outputs": [{"sink": name, "parts": published.get(place, [])} for place, name in enumerate(sinks)],
         "pipeline": (journal.fact("explained") or "").splitlines(),
         **(journal.fact("environment") or {}),
     }
@@ -69,7 +70,7 @@ def write_manifest(journal: Journal) -> None:
     path = os.path.join(journal.folder, NAME)
     try:
         with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(make_manifest(journal), file, indent=1, ensure_ascii=False)
+            json.dump(make_manifest(journal), file, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -104,14 +105,15 @@ def is_told_finished(folder: str) -> bool:
 
 def _files(journal: Journal, role: str) -> list[dict[str, Any]]:
     return [
-        {"step": owner, "path": file.path, "bytes": file.size, "modified": file.modified, "sha256": digest}
+        {"step": owner, "path": without_secrets(file.path), "bytes": file.size, "modified": file.modified, "sha256": digest}
         for owner, files in journal.files(role).items()
         for file, digest in files.values()
     ]
 
 
 def _session(session: dict[str, Any]) -> dict[str, Any]:
-    told = {name: session[name] for name in ("process", "seconds", "error")}
+    error = (session["error"] or "").partition("\n")[0] or None  # the rest may show rows
+    told = {"process": session["process"], "seconds": session["seconds"], "error": error}
     return {"started": _instant(session["started"]), **told, "outcome": session["outcome"] or "running"}
 
 

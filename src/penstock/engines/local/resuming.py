@@ -21,7 +21,12 @@ def check_same_run(journal: Journal, identity: Identity, plan: Plan, options: Ru
     """Raise RunChangedError unless all is as it was, or the user accepts what is not: then that is what counts now."""
     before = Identity.from_json(journal.fact("identity"))
     found = changes(before, identity)
-    found += _changed_options(journal, options) + _changed_inputs(journal, plan) + _changed_models(journal, identity)
+    found += (
+        _changed_order(journal, plan)
+        + _changed_options(journal, options)
+        + _changed_inputs(journal, plan)
+        + _changed_models(journal, identity)
+    )
     refused = [change for change in found if change.kind not in options.accept_changes]
     if refused:
         raise RunChangedError(_told(journal, refused))
@@ -30,12 +35,25 @@ def check_same_run(journal: Journal, identity: Identity, plan: Plan, options: Ru
 
 
 def find_new_files(journal: Journal, plan: Plan) -> Iterator[tuple[int, Step, Read[Any], list[InputFile]]]:
-    """The files that sources have now and had not when the run was begun."""
+    """The files that sources have now and had not when the run was begun, without those that the run has written."""
     known = journal.files("input")
+    written = {part.get("path") for parts in journal.published().values() for part in parts}
     for position, (_, _, step, read) in enumerate(plan.sources()):
-        new = [file for file in read.source.inputs() if file.path not in known.get(step.label, {})]
+        now = outside(read.source.inputs(), journal.folder)
+        new = [file for file in now if file.path not in known.get(step.label, {}) and file.path not in written]
         if new:
             yield position, step, read, new
+
+
+def outside(files: Sequence[InputFile], folder: str) -> list[InputFile]:
+    """The files that are not below a folder: those of the run itself are no input."""
+    return [file for file in files if not file.path.startswith(f"{folder}/")]
+
+
+def order_of(plan: Plan) -> dict[str, list[str]]:
+    """The order of sources and sinks, by which the journal knows them."""
+    sources = [f"{type(read.source).__name__} {step.label}" for _, _, step, read in plan.sources()]
+    return {"sources": sources, "sinks": [node.label for node in plan.sinks.values()]}
 
 
 def fixed_by(options: RunOptions) -> dict[str, Any]:
@@ -47,6 +65,15 @@ def model_files(identity: Identity) -> list[tuple[str, str, InputFile]]:
     """The files of the models, as the journal keeps them."""
     return [
         ("model", step, file) for step, paths in identity.model_files.items() for path in paths for file in list_files(path)
+    ]
+
+
+def _changed_order(journal: Journal, plan: Plan) -> list[Change]:
+    before, now = journal.fact("order"), order_of(plan)
+    return [
+        Change("pipeline", f"the {kind} are written in another order: {', '.join(now[kind])}")
+        for kind in now
+        if before[kind] != now[kind] and sorted(before[kind]) == sorted(now[kind])
     ]
 
 
@@ -101,11 +128,13 @@ def _digest_of(path: str) -> str | None:
 def _accept(journal: Journal, identity: Identity, plan: Plan, options: RunOptions) -> None:
     journal.set_facts({"identity": identity.as_json(), "fixed": fixed_by(options)})
     known = journal.files("input")
-    for _, _, step, read in plan.sources():
-        files = [file for file in read.source.inputs() if file.path in known.get(step.label, {})]
-        journal.put_files("input", step.label, [(file, None) for file in files])
-    for role, label, file in model_files(identity):
-        journal.put_files(role, label, [(file, None)])
+    inputs = [
+        ("input", step.label, file, None)
+        for _, _, step, read in plan.sources()
+        for file in read.source.inputs()
+        if file.path in known.get(step.label, {})
+    ]
+    journal.replace_files([*inputs, *((role, step, file, None) for role, step, file in model_files(identity))])
 
 
 def _told(journal: Journal, refused: Sequence[Change]) -> str:
@@ -121,4 +150,6 @@ def _told(journal: Journal, refused: Sequence[Change]) -> str:
             f"; or, if output that is partly of before and partly of now will do, go on with "
             f"accept_changes={tuple(kinds)!r} ({flags})"
         )
+        if "inputs" in kinds:
+            lines[-1] += "; files stay cut as they were, so what was added at the end of one is not read"
     return "\n".join(lines)

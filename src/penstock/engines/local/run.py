@@ -57,7 +57,7 @@ class Run:
     def carry_out(self, outputs: Outputs) -> tuple[RunResult, Tally]:
         started = time.perf_counter()
         _raise_file_limit()
-        with _terminable(), seldom_collected():
+        with terminable(), seldom_collected():
             try:
                 tally = outputs.begin()
                 before = tally.splits
@@ -183,7 +183,7 @@ class _Terminated(BaseException):
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield

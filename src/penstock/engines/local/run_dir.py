@@ -10,17 +10,28 @@ from types import TracebackType
 
 from penstock.engines.local.journal import NAME, Journal, remove
 from penstock.errors import OutputError
-from penstock.options import KEPT
+from penstock.options import ASIDE
 
 LOCK = "lock"
 TRIES = 6
+
+_held: set[int] = set()  # descriptors of locks: a child that is forked must not hold them
+
+
+def _let_go() -> None:
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class RunDir:
     """The folder, held by this process alone inside a `with` block. The lock is the system's: it goes with the process."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(path)
+        self.path = path
         self._lock: int | None = None
 
     def __enter__(self) -> RunDir:
@@ -37,8 +48,10 @@ class RunDir:
             holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             self._release()
             raise OutputError(
-                f"run_dir={self.path!r}: process {holder or 'unknown'} is at work on this run; wait for it, or stop it first"
+                f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is at work on this run; "
+                "wait for it, or stop it first"
             ) from exc
+        _held.add(self._lock)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
@@ -47,7 +60,7 @@ class RunDir:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):  # there is none, or parts are kept in it
-            os.rmdir(os.path.join(self.path, KEPT))
+            os.rmdir(os.path.join(self.path, ASIDE))
         self._release()
 
     def journal(self) -> Journal | None:
@@ -80,6 +93,7 @@ class RunDir:
 
     def _release(self) -> None:
         if self._lock is not None:
+            _held.discard(self._lock)
             with contextlib.suppress(OSError):
                 os.close(self._lock)
             self._lock = None

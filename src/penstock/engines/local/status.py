@@ -90,7 +90,7 @@ def _problem(part: dict[str, Any]) -> str | None:
             return f"{path}: has {size:,} bytes, expected {part['bytes']:,}"
         if part["sha256"] is not None and sha256_of(path) != part["sha256"]:
             return f"{path}: its bytes have changed (sha256)"
-    except OSError as exc:
+    except (OSError, InputError) as exc:
         return f"{path}: cannot be read: {exc}"
     return None
 
