@@ -9,6 +9,7 @@ from penstock.batching.sizes import Ceiling, SizeFinder, ladder
 
 FIRST_ROWS = 8
 FIRST_COST = 1024
+DEVICE_COST = 1 << 17  # where shapes cost: at smaller ones a batch takes no longer than the choice of its kernels
 BATCHES_AHEAD = 64
 MOST_COST = 1 << 20
 
@@ -29,7 +30,8 @@ class Aiming:
         self._usual_rows = 0.0  # in a batch
         self._finder: SizeFinder | None = None
         if by_length and limits.max_padded_cost is None:
-            self._finder = SizeFinder(ladder(1, MOST_COST), FIRST_COST, trend=True)
+            first, least = (DEVICE_COST, DEVICE_COST) if limits.new_shapes_cost else (FIRST_COST, 1)
+            self._finder = SizeFinder(ladder(1, MOST_COST), first, trend=True, least=least)
         elif not by_length and limits.max_size is None:
             sizes = limits.size_buckets or ladder(min(limits.min_size, limits.most_rows), limits.most_rows)
             self._finder = SizeFinder(sizes, max(FIRST_ROWS, limits.min_size))

@@ -25,15 +25,16 @@ class SizeFinder:
     """Finds the best of a ladder of sizes. Ask for `size`, run a batch of it, and tell what came of it.
 
     `trend`: the rows change steadily from batch to batch, as they do from the longest to the shortest; the climb is then
-    slower, and surer.
+    slower, and surer. `least`: where it begins again at the lowest, when the world has changed.
     """
 
-    def __init__(self, ladder: Sequence[int], start: int, trend: bool = False) -> None:
+    def __init__(self, ladder: Sequence[int], start: int, trend: bool = False, least: int = 1) -> None:
         self._ladder = ladder
+        self._least = _rung_of(least, ladder)
         self._trend = trend
         self._top = len(ladder) - 1
         self._known: dict[int, float] = {}  # rung -> log of throughput, compared with its neighbours in time
-        self._steps = self._search(max([0, *(at for at, size in enumerate(ladder) if size <= start)]))
+        self._steps = self._search(_rung_of(start, ladder))
         self._rung = next(self._steps)
 
     @property
@@ -66,7 +67,7 @@ class SizeFinder:
             found = yield from self._watch(best)
             if found is None:  # the world has changed: forget what was, and begin again, a good deal lower
                 self._known.clear()
-                found = max(0, best - BACK), True
+                found = max(self._least, best - BACK), True
             at, up = found
 
     def _climb(self, at: int, stride: int) -> Generator[int, float, int]:
@@ -130,6 +131,11 @@ class SizeFinder:
             return at
         best = max(self._known.values())
         return min(rung for rung, rate in self._known.items() if rate >= best - NEAR)
+
+
+def _rung_of(size: int, ladder: Sequence[int]) -> int:
+    """The rung of the greatest size that is not over this one."""
+    return max([0, *(at for at, each in enumerate(ladder) if each <= size)])
 
 
 class Ceiling:
