@@ -25,6 +25,7 @@ from penstock.crashes import crash_point
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
+from penstock.io.parts import sync_folder
 from penstock.transport.packing import dump_rows, load_pickle
 
 FORMAT = 1
@@ -83,7 +84,7 @@ class Journal:
             _settle(path)
             os.replace(new, path)
             crash_point()
-            _sync_folder(folder)
+            sync_folder(folder)
             crash_point()
         return cls.open(folder)
 
@@ -311,14 +312,6 @@ def _settle(path: str) -> None:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
-
-
-def _sync_folder(path: str) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextlib.contextmanager
