@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -15,8 +16,11 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.engines.local.digests import Digests
+from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import RunDir
 from penstock.errors import EngineError, OutputError, RunChangedError, StepError, TransientError, UsageError
+from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink, JsonlWriter
 
 LINES = 4000  # of some bytes each: several splits
@@ -791,11 +795,27 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path):
             signal.pause()
             os._exit(0)
     try:
-        with RunDir(str(tmp_path)):
-            pass
+        with RunDir(str(tmp_path)) as again:
+            assert again.journal() is None
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child is there all the while"
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_file_that_was_replaced_before_it_was_digested_has_no_digest(tmp_path):
+    """Else its new bytes would pass for those that the run was begun with."""
+    for name in ("same", "replaced"):
+        (tmp_path / name).write_text("old")
+    files = [("input", "read", file) for name in ("same", "replaced") for file in list_files(str(tmp_path / name))]
+    journal = Journal.create(str(tmp_path), {"run": "1"}, [], files)
+    (tmp_path / "replaced").write_text("new")
+    os.utime(tmp_path / "replaced", (1, 1))
+    with Digests(journal, ps.RunOptions()) as digests:
+        digests.finish()
+    found = {os.path.basename(path): digest for path, (_, digest) in journal.files("input")["read"].items()}
+    assert found == {"same": hashlib.sha256(b"old").hexdigest(), "replaced": None}
+    journal.close()
 
 
 def test_status_leaves_nothing_behind(folder):

@@ -49,15 +49,13 @@ class Commits:
         session: int,
         digests: Digests,
         names: Mapping[str, str],
-        *,
-        hold: bool,
     ) -> None:
         self.attempts_before = session * ATTEMPTS_OF_A_SESSION
-        self._journal = journal
+        self.journal = journal
+        self.sinks = sinks
+        self.names = names  # that the journal has for steps, by label
+        self.hold = False  # publish nothing before the end
         self._digests = digests
-        self._names = names  # that the journal has for steps, by label
-        self._sinks = sinks
-        self._hold = hold  # publish nothing before the end
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
 
@@ -75,27 +73,27 @@ class Commits:
         if not self._complete:
             return
         splits = [
-            (split, flow.result.renamed(self._names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
             for split, flow in self._complete
         ]
         self._complete = []
-        self._journal.prepare(splits)
-        if not self._hold:
+        self.journal.prepare(splits)
+        if not self.hold:
             self._publish((split, parts) for split, _, parts in splits)
         self._digests.store()
 
     def publish_prepared(self) -> None:
         """Publish what is prepared: by an earlier process, or held back until now."""
-        self._publish(self._journal.prepared())
+        self._publish(self.journal.prepared())
 
     def _described(self, node: int, token: Any) -> PreparedPart:
         """A part as the journal has it, which knows sinks by their place among all, not by their node."""
-        sink = self._sinks[node]
-        return PreparedPart(list(self._sinks).index(node), token, sink.details(token))
+        sink = self.sinks[node]
+        return PreparedPart(list(self.sinks).index(node), token, sink.details(token))
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
-        sinks = list(self._sinks.values())
+        sinks = list(self.sinks.values())
         for split, parts in splits:
             for part in parts:
                 try:
@@ -107,27 +105,17 @@ class Commits:
                         "the part is kept, and the run goes on from there"
                     ) from exc
             published.append(split)
-        self._journal.done(published)
+        self.journal.done(published)
 
 
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        sinks: Mapping[int, Sink[Any]],
-        session: int,
-        digests: Digests,
-        names: Mapping[str, str],
-    ) -> None:
-        self.commits: Commits
-        self._digests = digests
-        self._names = names  # that the journal has for steps, by label
-        self._journal = journal
-        self._run: str = journal.fact("run")
-        self._sinks = sinks
-        self._session = session
+    def __init__(self, commits: Commits) -> None:
+        self.commits = commits
+        self._journal = commits.journal
+        self._sinks = commits.sinks
+        self._run: str = commits.journal.fact("run")
 
     def begin(self) -> Tally:
         notes = self._journal.fact("sinks")
@@ -135,11 +123,10 @@ class SplitBySplit:
             self._prepare()
         else:
             self._resume(notes)
-        hold = bool(self._journal.fact("hold"))
-        self.commits = Commits(self._journal, self._sinks, self._session, self._digests, self._names, hold=hold)
-        if not hold:
+        self.commits.hold = bool(self._journal.fact("hold"))
+        if not self.commits.hold:
             self.commits.publish_prepared()
-        return tally_of(self._journal, self._names)
+        return tally_of(self._journal, self.commits.names)
 
     def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.engines.identity import describe_run, stable_names
-from penstock.engines.local.commits import SplitBySplit, tally_of
+from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
 from penstock.engines.local.journal import Journal
@@ -102,7 +102,8 @@ class _Begun:
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
-                result, _ = run.carry_out(SplitBySplit(journal, self.sinks, session, digests, self.names))
+                commits = Commits(journal, self.sinks, session, digests, self.names)
+                result, _ = run.carry_out(SplitBySplit(commits))
                 digests.finish()
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
