@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
 import penstock as ps
 from penstock.engines.local.digests import Digests
@@ -571,6 +572,9 @@ def test_the_manifest_tells_what_went_in_and_what_came_out(folder):
     assert all(len(each["sha256"]) == 64 for each in manifest["inputs"])
     [output] = manifest["outputs"]
     assert sum(part["bytes"] for part in output["parts"]) == sum(p.stat().st_size for p in (folder / "out").iterdir())
+    assert [part["xxh128"] for part in output["parts"]] == [
+        xxhash.xxh3_128_hexdigest(Path(part["path"]).read_bytes()) for part in output["parts"]
+    ]
     assert manifest["counts"]["work"] == {"rows_in": 2 * LINES, "rows_out": 2 * LINES, "rows_failed": 0}
     assert manifest["packages"]["pyarrow"]
     assert manifest["penstock"] == ps.__version__

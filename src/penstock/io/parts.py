@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.blocks import Block, row_count
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
-from penstock.io.digests import sha256_of
+from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, short_name, store_of, without_secrets
 from penstock.io.sink import Part, Sink, Writer
 
@@ -36,7 +35,7 @@ class FilePart(NamedTuple):
     aside: str
     final: str
     bytes: int
-    sha256: str | None  # of parts of a journaled run
+    xxh128: str | None  # of parts of a journaled run
 
 
 class FileSink(Sink[T]):
@@ -83,7 +82,7 @@ class FileSink(Sink[T]):
         self._old.discard(short_name(final))
 
     def details(self, token: FilePart) -> dict[str, Any]:
-        return {"path": without_secrets(token.final), "bytes": token.bytes, "sha256": token.sha256}
+        return {"path": without_secrets(token.final), "bytes": token.bytes, "xxh128": token.xxh128}
 
     def has(self, token: FilePart) -> bool:
         fs, aside = store_of(token.aside, OutputError)
@@ -157,9 +156,9 @@ class FileSink(Sink[T]):
         final = store_of(token.final, OutputError)[1]
         if not fs.exists(final) or fs.size(final) != token.bytes:
             return False
-        if token.sha256 is None:
+        if token.xxh128 is None:
             return short_name(final) not in self._old
-        return sha256_of(token.final) == token.sha256
+        return xxh128_of(token.final) == token.xxh128
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[tuple[Any, str]]:
@@ -224,7 +223,7 @@ class FileWriter(Writer[T]):
         if is_local(fs) and self.places.journaled:
             sync_folder(os.path.dirname(inner))
         crash_point()
-        digest = file.sha256.hexdigest() if isinstance(file, _Digested) else None
+        digest = file.xxh128.hexdigest() if isinstance(file, _Digested) else None
         return FilePart(self.places.aside, self.places.final, size, digest)
 
     def abort(self) -> None:
@@ -242,10 +241,10 @@ class _Digested:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.sha256 = hashlib.sha256()
+        self.xxh128 = new_xxh128()
 
     def write(self, data: Any) -> Any:
-        self.sha256.update(data)
+        self.xxh128.update(data)
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:

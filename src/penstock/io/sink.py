@@ -78,7 +78,7 @@ class Sink(Generic[T]):
         raise NotImplementedError
 
     def details(self, token: Any) -> Mapping[str, Any]:
-        """A part for the manifest, in JSON: of a file its path, bytes and sha256. Never a secret."""
+        """A part for the manifest, in JSON: of a file its path, bytes and xxh128. Never a secret."""
         return {}
 
     def has(self, token: Any) -> bool:

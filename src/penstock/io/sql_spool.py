@@ -24,7 +24,7 @@ class SqlPart(NamedTuple):
     part: str
     rows: int
     spool: str
-    sha256: str | None  # of parts of a journaled run
+    xxh128: str | None  # of parts of a journaled run
 
 
 class SpoolWriter(FileWriter[Any]):
@@ -57,7 +57,7 @@ class SpoolWriter(FileWriter[Any]):
 
     def close(self) -> SqlPart | None:  # type: ignore[override]  # a file that is spooled has no final name
         file = super().close()
-        return file and SqlPart(self._part.run, self._part.name, self._rows, file.aside, file.sha256)
+        return file and SqlPart(self._part.run, self._part.name, self._rows, file.aside, file.xxh128)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names

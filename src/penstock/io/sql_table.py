@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
-from penstock.io.digests import sha256_of
+from penstock.io.digests import xxh128_of
 from penstock.io.sql_copying import Into, copy_to_postgres, insert_into_sqlite
 from penstock.io.sql_database import Database, quoted
 from penstock.io.sql_rows import widest
@@ -88,7 +88,7 @@ class SqlTable:
             )
         self._make_marks(connection)
         with connection.begin_nested() as trial:
-            self._mark(connection, SqlPart(run, part="", rows=0, spool="", sha256=None))
+            self._mark(connection, SqlPart(run, part="", rows=0, spool="", xxh128=None))
             trial.rollback()
         if not going_on and self._rows_of(connection, [run]):
             raise OutputError(f"table {self.full_name} in {self.database.shown} has rows of the run {run} already")
@@ -118,7 +118,7 @@ class SqlTable:
             return  # it was published before
         if not os.path.exists(token.spool):
             raise OutputError(f"{token.spool}: the finished part is gone; leave the folder alone and run again")
-        if token.sha256 is not None and sha256_of(token.spool) != token.sha256:
+        if token.xxh128 is not None and xxh128_of(token.spool) != token.xxh128:
             raise OutputError(f"{token.spool}: the finished part has changed; remove it and run again")
         kinds = spooled_kinds(token.spool)
         columns = self._columns(connection) or self._make_table(connection, kinds)
@@ -137,7 +137,7 @@ class SqlTable:
     def _mark(self, connection: sa.Connection, token: SqlPart) -> bool:
         """Leave the part's mark; False if it is there. Waits for whoever is copying the same part."""
         key = {"run": token.run, "target": self.full_name, "part": token.part}
-        values = {**key, "rows": token.rows, "sha256": token.sha256}
+        values = {**key, "rows": token.rows, "xxh128": token.xxh128}
         if self.database.is_postgres:
             insert = postgresql.insert(self._marks).values(values).on_conflict_do_nothing()
             return connection.scalar(insert.returning(self._marks.c.part)) is not None
@@ -208,7 +208,7 @@ class SqlTable:
             sa.Column("target", sa.Text, primary_key=True),
             sa.Column("part", sa.Text, primary_key=True),
             sa.Column("rows", sa.BigInteger, nullable=False),
-            sa.Column("sha256", sa.Text),
+            sa.Column("xxh128", sa.Text),
             sa.Column("committed_at", sa.DateTime(timezone=True), server_default=sa.func.current_timestamp()),
             schema=self.schema,
         )

@@ -24,7 +24,8 @@ FORMAT = 1
 def environment(options: RunOptions) -> dict[str, Any]:
     """What this process runs with, for the journal."""
     script = os.path.abspath(sys.argv[0]) if sys.argv and os.path.isfile(sys.argv[0]) else None
-    packages = {each.name: each.version for each in importlib.metadata.distributions() if each.name}
+    installed = [each.metadata for each in importlib.metadata.distributions()]  # each is parsed when it is asked for
+    packages = {each["Name"]: each["Version"] for each in installed if each["Name"]}
     return {
         "penstock": __version__,
         "python": platform.python_version(),

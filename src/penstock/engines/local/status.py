@@ -10,7 +10,7 @@ from penstock.engines.local.journal import NAME, Journal
 from penstock.engines.local.manifest import make_manifest, read_manifest
 from penstock.engines.local.run_dir import is_held
 from penstock.errors import InputError, UsageError
-from penstock.io.digests import sha256_of
+from penstock.io.digests import xxh128_of
 from penstock.io.files import store_of
 
 MOST_PROBLEMS = 20  # that verify() names
@@ -88,8 +88,8 @@ def _problem(part: dict[str, Any]) -> str | None:
             return f"{path}: is gone"
         if (size := fs.size(inner)) != part["bytes"]:
             return f"{path}: has {size:,} bytes, expected {part['bytes']:,}"
-        if part["sha256"] is not None and sha256_of(path) != part["sha256"]:
-            return f"{path}: its bytes have changed (sha256)"
+        if part["xxh128"] is not None and xxh128_of(path) != part["xxh128"]:
+            return f"{path}: its bytes have changed (xxh128)"
     except (OSError, InputError) as exc:
         return f"{path}: cannot be read: {exc}"
     return None
