@@ -204,7 +204,7 @@ def ask_from_threads(folder, first, threads):
         worker.start()
     for worker in workers:
         worker.join()
-    counted = sessions.drain_metrics().counter("num_inferences")
+    counted = int(sessions.drain_metrics().distribution("inference_request_batch_size").sum)
     print(len(seen), counted, *sorted({row for batch in seen for row in batch}))
     sessions.close()
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 TARGETS = ("coordinator", "worker", "host", "host", "everything")  # a host is there for a part of the time only
@@ -44,7 +45,8 @@ class Killing:
         self._start(folder / "clean").wait()
         self.seconds = time.monotonic() - started
         self.expected = tree(folder / "clean" / "out")
-        self.counts = json.loads((folder / "clean" / "run" / "manifest.json").read_text())["counts"]
+        self.counts, self.inferences = totals(json.loads((folder / "clean" / "run" / "manifest.json").read_text()))
+        assert self.inferences, "the clean run has no model"
         assert self.expected, "the clean run wrote nothing"
 
     def until(self, kills: int) -> None:
@@ -124,7 +126,9 @@ class Killing:
         assert tree(work / "out") == self.expected, f"the output differs from that of the clean run: {self._differing(work)}"
         manifest = json.loads((work / "run" / "manifest.json").read_text())
         assert manifest["state"] == "finished"
-        assert manifest["counts"] == self.counts, f"counts {manifest['counts']}, expected {self.counts}"
+        counts, inferences = totals(manifest)
+        assert counts == self.counts, f"counts {counts}, expected {self.counts}"
+        assert inferences == self.inferences, f"inferences {inferences}, expected {self.inferences}"
         deadline = time.monotonic() + GONE
         while (left := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -141,6 +145,12 @@ class Killing:
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+
+def totals(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The counts of a run by step, and how many rows its models have answered."""
+    by_step = manifest["metrics"].items()
+    return manifest["counts"], {step: found["num_inferences"] for step, found in by_step if "num_inferences" in found}
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -24,6 +24,7 @@ from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
 from penstock.io.source import Read, Source
+from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 from penstock.rows import safe_str
@@ -60,6 +61,7 @@ class BundleResult:
     counts: dict[str, StepCount] = field(default_factory=dict)
     parts: list[tuple[int, Any]] = field(default_factory=list)  # the sink's node, and the token to publish
     rows_read: int = 0
+    metrics: Metrics = field(default_factory=Metrics)  # of rows; those of batches are the sessions'
 
 
 class StageRunner:
@@ -94,7 +96,7 @@ class StageRunner:
         read = StepCount()
         self._rows_read = 0
         for operator in operators:
-            operator.count = StepCount()
+            operator.count, operator.metrics = StepCount(), Metrics()
             if isinstance(operator, SinkOperator):
                 operator.work = work
             elif isinstance(operator, ShipOperator):
@@ -159,6 +161,7 @@ class StageRunner:
         for operator in operators:
             if not isinstance(operator, ShipOperator):
                 result.counts.setdefault(operator.label, StepCount()).add(operator.count)
+                result.metrics.merge(operator.metrics)
             if isinstance(operator, SinkOperator) and operator.token is not None:
                 result.parts.append((operator.outlet.target, operator.token))
         return result

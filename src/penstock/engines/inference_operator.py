@@ -11,6 +11,7 @@ from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
+from penstock.observe.metrics import MetricKey
 
 
 class InferenceOperator(Operator):
@@ -20,6 +21,7 @@ class InferenceOperator(Operator):
         self._sessions = sessions
         self._caller = caller
         self._stream: InferenceStream | None = None
+        self._inferences = MetricKey(label, transform.metrics_namespace, "num_inferences")
 
     def start(self) -> None:
         session = self._sessions.open(self.label, self._transform)
@@ -38,6 +40,7 @@ class InferenceOperator(Operator):
             self._give(answers, self._stream)
         self._emit_failures(self._stream)
         self.count.rows_in += self._stream.rows_in
+        self.metrics.count(self._inferences, self._stream.rows_answered)
         self._close()
 
     def unanswered(self) -> int:

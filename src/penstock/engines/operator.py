@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from penstock.blocks import Block, row_count
 from penstock.errors import NotShippableError
 from penstock.failures import Failure
+from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 
@@ -34,6 +35,7 @@ class Operator:
     def __init__(self, label: str) -> None:
         self.label = label
         self.count = StepCount()
+        self.metrics = Metrics()
         self._outputs: dict[str, Emit] = {}
 
     def connect(self, outputs: dict[str, Emit]) -> None:

@@ -42,7 +42,6 @@ from penstock.rows import safe_str
 from penstock.seeding import seeded
 
 METRICS = (
-    "num_inferences",
     "failed_batches_counter",
     "inference_request_batch_size",
     "inference_request_batch_byte_size",
@@ -125,7 +124,6 @@ class InferenceSession:
         self._keys = {name: MetricKey(step, transform.metrics_namespace, name) for name in METRICS}
         self._closed = False
         self._sizes, self._latencies = Distribution(), Distribution()
-        self._failed_rows = 0
         self._ended = 0.0  # when the last batch did
         if self._in_turn:
             QUICK_TURNS.begin()
@@ -295,7 +293,6 @@ class InferenceSession:
             self._learn(spans, aim, row_count(batch), self._own_time(started, seconds), calls)
             self._record_batch(row_count(batch), seconds, size)
         if error is not None or failures:
-            self._failed_rows += len(failures)
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
     # What is learned and measured.
@@ -332,10 +329,9 @@ class InferenceSession:
         """What is counted for every batch goes to the metrics now and then."""
         if self._sizes.count:
             metrics = self._owner.metrics
-            metrics.count(self._keys["num_inferences"], int(self._sizes.sum) - self._failed_rows)
             metrics.distribution_of(self._keys["inference_request_batch_size"]).merge(self._sizes)
             metrics.distribution_of(self._keys["inference_batch_latency_micro_secs"]).merge(self._latencies)
-            self._sizes, self._latencies, self._failed_rows = Distribution(), Distribution(), 0
+            self._sizes, self._latencies = Distribution(), Distribution()
             found = self._aiming.explain()
             if found is not None:
                 metrics.notes[self._keys["batch_size_found"]] = found

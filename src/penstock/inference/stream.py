@@ -44,6 +44,7 @@ class InferenceStream:
 
     def __init__(self, step: str, transform: RunInference[Any, Any], session: AnySession, caller: Caller) -> None:
         self.rows_in = 0
+        self.rows_answered = 0  # by the model, without those that it failed for
         self._step = step
         self._path = transform.path
         self._args = transform.inference_args
@@ -168,6 +169,7 @@ class InferenceStream:
         """The oldest rows in flight, when their answers are there."""
         pending = self._pending.popleft()
         answers = self._lane.wait(pending.ticket)
+        self.rows_answered += pending.rows - len(pending.ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes
         return pending, answers

@@ -1,7 +1,7 @@
 """Digests of what is in files.
 
-SHA-256 names what comes from elsewhere: models, inputs, scripts. What a run writes has the 128 bits of XXH3: they find damage
-as well, and take no time that one could measure (SHA-256 took some 3% of a job that only reads and writes).
+SHA-256 names what comes from elsewhere: models, inputs, scripts. What a run writes has the 128 bits of XXH3: they find
+damage as well, and take no time that one could measure (SHA-256 took some 3% of a job that only reads and writes).
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ class Broker:
 
     def _report(self, batch: Batch, message: Ran) -> None:
         failed = sum(len(failures) for _, _, failures in message.answers)
-        counters = {"num_inferences": batch.rows - failed, "failed_batches_counter": int(failed > 0)}
+        counters = {"failed_batches_counter": int(failed > 0)}
         values = {"inference_request_batch_size": batch.rows, "inference_batch_latency_micro_secs": message.seconds * 1e6}
         lengths = batch.lengths
         if lengths is not None:

@@ -104,6 +104,16 @@ class Metrics:
             {MetricKey(*key): note for *key, note in told["notes"]},
         )
 
+    def by_step(self) -> dict[str, dict[str, Any]]:
+        """For people and programs: numbers, and for a distribution its count, mean, min and max, by step and name."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, n in self.counters.items():
+            found.setdefault(key.step, {})[key.name] = n
+        for key, d in self.distributions.items():
+            if d.count:
+                found.setdefault(key.step, {})[key.name] = {"count": d.count, "mean": d.mean, "min": d.min, "max": d.max}
+        return found
+
     def counter(self, name: str, *, step: str | None = None) -> int:
         """The sum of the counters of that name, over all steps or of one."""
         return sum(n for key, n in self.counters.items() if key.name == name and step in (None, key.step))

@@ -172,6 +172,7 @@ class Coordinator:
             self.tally.counts.setdefault(label, StepCount()).add(count)
         metrics = self.tally.running_metrics.pop(worker, Metrics())
         metrics.merge(done.metrics)
+        metrics.merge(done.result.metrics)
         self.tally.metrics.merge(metrics)
         self._thresholds.check(done.result.counts, self.tally.counts)
         self.tally.stage_rows[task.stage] = self.tally.stage_rows.get(task.stage, 0) + done.result.rows_read

@@ -58,6 +58,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
             for label, count in total.counts.items()
         },
         "failures": {label: count.kinds for label, count in total.counts.items() if count.kinds},
+        "metrics": total.metrics.by_step(),
         "inputs": _files(journal, "input"),
         "models": _files(journal, "model"),
         "outputs": [{"sink": name, "parts": published.get(place, [])} for place, name in enumerate(sinks)],
