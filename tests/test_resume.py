@@ -21,6 +21,7 @@ from penstock.engines.local.digests import Digests
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import RunDir
 from penstock.errors import EngineError, OutputError, RunChangedError, StepError, TransientError, UsageError
+from penstock.io import folders
 from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink, JsonlWriter
 
@@ -672,6 +673,43 @@ def test_a_fresh_start_does_not_replace_the_files_of_others(folder):
     with pytest.raises(OutputError, match="there already"):
         copied(folder, fresh=True)
     assert (folder / "out" / "part-00000.txt").read_text() == "of another run"
+
+
+def test_a_fresh_start_that_writes_elsewhere_leaves_nothing_aside(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.txt").write_text("old\n")
+
+    def run(out, stop_at=None, **options):
+        p = ps.Pipeline(run_dir=folder / "run", **options)
+        rows = p | ps.ReadFromText(folder / "in" / "*.txt") | ps.Map(lambda row: f"{1 // (row != stop_at)}")
+        rows | ps.WriteToText(folder / out, overwrite=True)
+        return p.run()
+
+    with pytest.raises(StepError):
+        run("out", stop_at="1-3999")
+    assert {path.name for path in (folder / "out").iterdir()} > {"part-00000.txt"}, "finished parts wait aside"
+    run("elsewhere", fresh=True)
+    assert [path.name for path in (folder / "out").iterdir()] == ["part-00000.txt"]
+
+
+def test_passwords_in_errors_do_not_reach_the_manifest(folder):
+    def ask(row):
+        raise ConnectionError("no answer from postgres://me:secret@host/db")
+
+    with pytest.raises(StepError, match="secret"):
+        copied(folder, function=ask)
+    assert manifest_of(folder)["sessions"][0]["error"] is not None
+    for path in (folder / "run").iterdir():
+        assert b"secret" not in path.read_bytes(), path
+
+
+def test_new_folders_outlast_a_power_cut(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(folders, "sync_folder", synced.append)
+    folders.make_folder(str(tmp_path / "a" / "b"))
+    folders.make_folder(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    assert sorted(synced) == [str(tmp_path), str(tmp_path / "a")], "each name is kept by the folder that holds it"
 
 
 def test_a_run_does_not_read_its_own_files(tmp_path):

@@ -6,7 +6,6 @@ A part is written to out/.penstock-<run>/00012-1.jsonl, aside, and published by 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, short_name, store_of, without_secrets
+from penstock.io.folders import make_folder, sync_folder
 from penstock.io.sink import Part, Sink, Writer
 
 T = TypeVar("T")
@@ -176,6 +176,8 @@ class FileSink(Sink[T]):
         claim = f"{aside}/.claim{self.suffix}"
         if fs.exists(claim):
             raise OutputError(f"{self.path}: two steps write {self.suffix} files there; give each its own folder")
+        if is_local(fs):
+            make_folder(os.path.dirname(aside))
         fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
 
@@ -261,15 +263,3 @@ def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
     crash_point()
     sync_folder(os.path.dirname(final))
     crash_point()
-
-
-def sync_folder(path: str) -> None:
-    """So that a file which was made or renamed there is found under its name after a power cut."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as exc:
-        if exc.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some file systems cannot sync a folder
-            raise
-    finally:
-        os.close(folder)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OutputError, UsageError
 from penstock.io.files import checked_path
-from penstock.io.parts import sync_folder
+from penstock.io.folders import make_folder, sync_folder
 from penstock.io.sink import Part, Sink, Write, Writer
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class SqlSink(Sink[Any]):
 def _make_private(folder: str) -> None:
     """A folder that only this user can read: rows lie there."""
     try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        make_folder(os.path.dirname(folder))
         os.mkdir(folder, 0o700)
         sync_folder(os.path.dirname(folder))
     except FileExistsError:

@@ -11,6 +11,7 @@ Where a sink replaces an earlier output, splits stay prepared until all of them 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,13 +148,16 @@ class SplitBySplit:
         for run in self._journal.fact("earlier_runs") or ():
             for sink in self._sinks.values():
                 sink.clean(run)
+        for aside in self._journal.fact("earlier_asides") or ():  # of sinks that this run does not have, too
+            shutil.rmtree(aside, ignore_errors=True)
         self._clean()
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks.values():
                 sink.start_over(earlier)
         notes = [sink.prepare(self._run) for sink in self._sinks.values()]
         hold = any(sink.replaces() for sink in self._sinks.values())
-        self._journal.set_facts({"sinks": notes, "hold": hold})
+        asides = [aside for sink in self._sinks.values() for aside in sink.aside(self._run)]
+        self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
     def _resume(self, notes: Sequence[Any]) -> None:
         self._clean()

@@ -25,7 +25,7 @@ from penstock.crashes import crash_point
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
-from penstock.io.parts import sync_folder
+from penstock.io.folders import sync_folder
 from penstock.transport.packing import dump_rows, load_pickle
 
 FORMAT = 1

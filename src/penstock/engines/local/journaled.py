@@ -23,7 +23,7 @@ from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
 from penstock.errors import EngineError, OutputError, TooManyFailuresError, UsageError
-from penstock.io.files import InputFile
+from penstock.io.files import InputFile, without_secrets
 from penstock.io.source import SplitGoal
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.result import RunResult
@@ -133,7 +133,7 @@ class _Begun:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) else "stopped"
-        text = f"{type(exc).__name__}: {safe_str(exc)}".encode("utf-8", "backslashreplace").decode()
+        text = without_secrets(f"{type(exc).__name__}: {safe_str(exc)}").encode("utf-8", "backslashreplace").decode()
         try:
             if self.journal.fact("sinks") is None and not self.journal.fact("earlier_runs"):
                 self.folder.forget(self.journal)  # nothing was begun: change what was wrong, and it is a new run
@@ -227,10 +227,11 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
     if found is None:
         return {}
     if found.fact("sinks") is None:  # that run was never begun: this one takes its place
-        return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs")}
+        return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs", "earlier_asides")}
     parts = [*(found.fact("earlier") or ()), *(part for some in found.published().values() for part in some)]
     parts += [dict(part.details) for _, some in found.prepared() for part in some]
     return {
         "earlier": list({json.dumps(part, sort_keys=True): part for part in parts}.values()),
         "earlier_runs": [*(found.fact("earlier_runs") or ()), found.fact("run")],
+        "earlier_asides": [*(found.fact("earlier_asides") or ()), *(found.fact("asides") or ())],
     }

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from penstock.engines.local.journal import NAME, Journal, remove
 from penstock.errors import OutputError
+from penstock.io.folders import make_folder
 from penstock.options import ASIDE
 
 LOCK = "lock"
@@ -36,7 +37,7 @@ class RunDir:
 
     def __enter__(self) -> RunDir:
         try:
-            os.makedirs(self.path, exist_ok=True)
+            make_folder(self.path)
             self._lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise OutputError(

@@ -1,0 +1,30 @@
+"""Folders that are there, and names in them that are found, after a power cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+def make_folder(path: str) -> None:
+    """Make a folder, and those above it that are missing."""
+    missing = []
+    above = path
+    while not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    os.makedirs(path, exist_ok=True)
+    for folder in missing:
+        sync_folder(os.path.dirname(folder))
+
+
+def sync_folder(path: str) -> None:
+    """Keep the names of files that were made or renamed there."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(folder)
