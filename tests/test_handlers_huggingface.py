@@ -120,6 +120,29 @@ def test_a_batch_is_one_forward_pass_padded_to_its_longest_row_or_to_a_bucket(pl
         assert np.abs(one.inference - other.inference).max() < 1e-4
 
 
+def test_where_new_shapes_cost_lengths_are_rounded_up(plain: SentenceTransformer, classifier: str, monkeypatch: Any) -> None:
+    assert not SentenceTransformerModelHandler(MINILM, device="CPU").new_shapes_cost()
+    monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
+    monkeypatch.setattr(HuggingFacePipelineModelHandler, "new_shapes_cost", lambda self: True)
+    seen = []
+    hook = plain[0].register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0]["input_ids"].shape)))
+    try:
+        check_handler(SentenceTransformerModelHandler(MINILM), TEXTS, tolerance=1e-4)
+        list(SentenceTransformerModelHandler(MINILM).run_inference(TEXTS[:2], plain))
+    finally:
+        hook.remove()
+    handler = HuggingFacePipelineModelHandler("text-classification", classifier)
+    check_handler(handler, REVIEWS)
+    model = handler.load_model()
+    model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    list(handler.run_inference(REVIEWS[:2], model))
+    model.tokenizer.model_max_length = 15  # which is no multiple of 8: the model could not take what is rounded up
+    list(handler.run_inference(REVIEWS, model))
+    assert seen == [(2, 16), (2, 8), (6, 15)]
+
+
 def test_a_vector_owns_its_memory_alone(plain: SentenceTransformer) -> None:
     results = list(SentenceTransformerModelHandler(MINILM).run_inference(["one", "two"] * 20, plain))
     assert all(result.inference.base is None and result.inference.dtype == np.float32 for result in results)

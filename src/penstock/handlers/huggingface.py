@@ -113,6 +113,14 @@ class _TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
     def measures_length(self) -> bool:
         return True
 
+    def new_shapes_cost(self) -> bool:
+        return self._device.startswith("cuda") and torch.cuda.is_available()
+
+    def _padding(self, max_length: int | None) -> dict[str, Any]:
+        """How a tokenizer pads to the longest row: on a GPU, where that is no more than the model takes, rounded up."""
+        multiple = self.padded_length(1)
+        return {"padding": True, "pad_to_multiple_of": multiple} if multiple > 1 and not (max_length or 0) % multiple else {}
+
     def get_lengths(self, batch: Sequence[Any]) -> Sequence[int]:
         """Tokens by the model's own tokenizer, or what the user's batch_length_fn says."""
         return super().get_lengths(batch) if self._batch_length_fn is not None else self._token_lengths(batch)
@@ -261,6 +269,8 @@ class HuggingFacePipelineModelHandler(_TextModelHandler):
             bucket = padded_length(max(lengths), self._length_buckets, model.tokenizer.model_max_length)
             padding = {"padding": "max_length", "max_length": bucket, "truncation": True}
             inference_args = _with_tokenizer_args(self._task, inference_args, padding)
+        elif self._task in _TOKENIZER_ARGS and (padding := self._padding(model.tokenizer.model_max_length)):
+            inference_args = _with_tokenizer_args(self._task, inference_args, {**padding, "truncation": True})
         answers = list(default_pipeline_inference_fn(batch, model, inference_args))
         if self._task == "feature-extraction":
             limit = _tokenizer_args(self._task, inference_args).get("max_length") or NO_MAXIMUM
@@ -421,11 +431,10 @@ class SentenceTransformerModelHandler(_TextModelHandler):
         if self._length_buckets:
             prompt = _prompt_of(options, model.prompts, model.default_prompt_name)
             longest = model.preprocess(texts, prompt=prompt)["input_ids"].shape[1]
-            text = {
-                "padding": "max_length",
-                "max_length": padded_length(longest, self._length_buckets, model.max_seq_length),
-            }
-            options = {"processing_kwargs": {"text": text}, **options}
+            bucket = padded_length(longest, self._length_buckets, model.max_seq_length)
+            options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": bucket}}, **options}
+        elif padding := self._padding(model.max_seq_length):
+            options = {"processing_kwargs": {"text": padding}, **options}
         vectors = model.encode(texts, **options)
         return [PredictionResult(row, _own(vector), self._model) for row, vector in zip(batch, vectors, strict=True)]
 
