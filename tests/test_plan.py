@@ -403,7 +403,7 @@ def pools_of(rows=10**6, machine=MACHINE, hints=(), **options):
     for number, each in enumerate(hints):
         made = made | step(f"{number}", **each)
     plan = plan_of(p)
-    return choose_pools(plan, RunOptions(**options), machine, count_rows(plan))
+    return choose_pools(plan, RunOptions(**options), machine, count_rows(read.source for _, _, _, read in plan.sources()))
 
 
 def test_small_runs_stay_in_the_process():
@@ -420,7 +420,9 @@ def test_rows_of_all_sources_count():
     for name in "ab":
         _ = p | name >> ps.Create(range(600))
     plan = plan_of(p)
-    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(plan)).in_process
+    assert not choose_pools(
+        plan, RunOptions(), MACHINE, count_rows(read.source for _, _, _, read in plan.sources())
+    ).in_process
 
 
 def test_a_run_of_unknown_size_is_not_small():
@@ -431,7 +433,9 @@ def test_a_run_of_unknown_size_is_not_small():
     _ = p | ps.Create([1])
     _ = p | Read(Letters("x"))
     plan = plan_of(p)
-    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(plan)).in_process, "one unknown makes the sum unknown"
+    assert not choose_pools(
+        plan, RunOptions(), MACHINE, count_rows(read.source for _, _, _, read in plan.sources())
+    ).in_process, "one unknown makes the sum unknown"
 
 
 def test_workers_decide_over_size():

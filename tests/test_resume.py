@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +25,7 @@ from penstock.errors import EngineError, OutputError, RunChangedError, StepError
 from penstock.io import folders
 from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink, JsonlWriter
+from penstock.io.source import FileSource
 
 LINES = 4000  # of some bytes each: several splits
 
@@ -712,16 +714,150 @@ def test_new_folders_outlast_a_power_cut(tmp_path, monkeypatch):
     assert sorted(synced) == [str(tmp_path), str(tmp_path / "a")], "each name is kept by the folder that holds it"
 
 
-def test_a_run_does_not_read_its_own_files(tmp_path):
+@pytest.mark.parametrize("run_dir", ["run", "."])
+@pytest.mark.parametrize("source", ["{0}", "file://{0}", "{0}/link", "{0}/**/*.txt"])
+def test_a_run_does_not_read_its_own_files(tmp_path, source, run_dir):
     (tmp_path / "a.txt").write_text("1\n2\n")
+    (tmp_path / "link").symlink_to(".")
 
-    def run():
-        p = ps.Pipeline(run_dir=tmp_path / "run")
-        p | ps.ReadFromText(tmp_path) | ps.WriteToText(tmp_path / "out")
+    def run(**options):
+        p = ps.Pipeline(run_dir=tmp_path / run_dir, workers=0, **options)
+        p | "read" >> ps.ReadFromText(source.format(tmp_path)) | ps.WriteToText(tmp_path / "out")
         return p.run()
 
-    assert run().rows_out(f"ReadFromText({tmp_path.name})") == 2
+    for options, is_done in ({}, False), ({}, True), ({"fresh": True}, False), ({}, True):
+        result = run(**options)
+        assert (result.was_finished, result.rows_out("read")) == (is_done, 2)
+        assert (tmp_path / "out" / "part-00000.txt").read_text() == "1\n2\n"
+    (tmp_path / "b.txt").write_text("3\n")
+    assert run().rows_out("read") == 3, "but it reads what others put there"
+
+
+@pytest.mark.parametrize("step", [2, 5, 7, 16, 18, 19, 20, 21, 22])
+def test_a_run_that_was_killed_does_not_read_its_own_files(tmp_path, step):
+    (tmp_path / "a.txt").write_text("1\n2\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import penstock as ps\n"
+        "p = ps.Pipeline(run_dir='run', workers=0)\n"
+        "p | ps.ReadFromText('[!s]*') | ps.WriteToText('out')\n"
+        "p.run()\n"
+    )
+    environment = {**os.environ, "PENSTOCK_CRASH_AT": f"coordinator:{step}:{tmp_path / 'script.mark'}"}
+    killed = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, timeout=60)
+    assert killed.returncode in (0, -signal.SIGKILL)
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True, timeout=60)
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["1\n2\n"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_formats_with_a_schema_do_not_look_at_the_files_of_the_run(tmp_path, kind):
+    read, write = {"parquet": (ps.ReadFromParquet, ps.WriteToParquet), "csv": (ps.ReadFromCsv, ps.WriteToCsv)}[kind]
+    tmp_path = tmp_path / "in"
+    p = ps.Pipeline()
+    p | ps.Create([{"a": "1"}]) | write(tmp_path)
+    p.run()
+
+    def run():
+        p = ps.Pipeline(run_dir=tmp_path / "run", workers=0)
+        p | "read" >> read(tmp_path) | ps.Map(lambda row: {"other": row["a"]}) | write(tmp_path / "out")
+        return p.run()
+
+    assert run().rows_out("read") == 1
+    shutil.copy(next(tmp_path.glob("part-*")), tmp_path / f"later.{kind}")
+    assert run().rows_out("read") == 2
     assert run().was_finished
+
+
+def test_a_file_that_comes_while_a_run_begins_is_read_once(folder, monkeypatch):
+    count = FileSource.among
+
+    def and_then_one_comes(source, files):
+        write_input(folder, 2)
+        return count(source, files)
+
+    monkeypatch.setattr(FileSource, "among", and_then_one_comes)
+    copied(folder)
+    assert lines_of(folder) == inputs_of(folder)[: 2 * LINES]
+    monkeypatch.undo()
+    copied(folder)
+    assert sorted(lines_of(folder)) == sorted(inputs_of(folder)), "it is new for the next process"
+
+
+def test_files_that_change_while_they_are_read_are_noticed(folder):
+    def change(row):
+        if row == "1-10":
+            write_input(folder, 0, lines=LINES + 1)
+        return row
+
+    with pytest.raises(RunChangedError, match=r"(?s)changed while .*in/0.txt had a size of .*start over") as raised:
+        copied(folder, function=change)
+    assert not getattr(raised.value, "__notes__", None), "there is nothing to go on with"
+    assert manifest_of(folder)["state"] == "failed"
+
+
+def test_an_input_that_comes_back_is_not_new(folder):
+    begun(folder)
+    (folder / "in" / "0.txt").rename(folder / "aside.txt")
+    with pytest.raises(RunChangedError, match="0.txt is gone"):
+        goes_on(folder)
+    (folder / "aside.txt").rename(folder / "in" / "0.txt")
+    goes_on(folder)
+    (folder / "in" / "0.txt").rename(folder / "aside.txt")
+    write_input(folder, 2)
+    copied(folder, accept_changes=("inputs", "code"))
+    kinds = [each["kind"] for each in manifest_of(folder)["accepted_changes"]]
+    assert kinds == ["code", "inputs"], "the first is from goes_on()"
+    (folder / "aside.txt").rename(folder / "in" / "0.txt")
+    assert copied(folder).was_finished
+    assert sorted(lines_of(folder)) == sorted(inputs_of(folder))
+
+
+def test_a_change_that_is_accepted_for_a_finished_run_is_no_change_of_it(folder):
+    copied(folder)
+    assert copied(folder, deterministic=True, accept_changes=("code",)).was_finished
+    assert copied(folder).was_finished, "it is still the run that it was"
+
+
+def test_digests_of_files_that_did_not_change_are_kept(folder):
+    begun(folder)
+    goes_on(folder)
+    write_input(folder, 2)
+    copied(folder, deterministic=True, accept_changes=("code",))
+    os.utime(folder / "in" / "0.txt", (1, 1))
+    assert copied(folder, deterministic=True).was_finished
+
+
+def test_a_part_that_another_run_has_replaced_is_not_taken_for_done(folder):
+    begun(folder)
+    part = min((folder / "out").glob("part-*"))
+    part.write_text("of another run\n")
+    with pytest.raises(OutputError, match="gone or changed"):
+        goes_on(folder)
+
+
+def test_fresh_starts_know_all_that_the_run_has_ever_written(folder):
+    for answer in "a", "bbbb", "a", "c":
+        copied(folder, fresh=True, function=lambda row, answer=answer: answer)
+        assert set(lines_of(folder)) == {answer}
+
+
+def test_files_of_others_under_an_old_name_are_left_alone(folder):
+    (folder / "out").mkdir()
+    for name in "part-00000.txt", "part-00077.txt":
+        (folder / "out" / name).write_text("old\n")
+
+    def run():
+        p = ps.Pipeline(run_dir=folder / "run", workers=0)
+        p | ps.ReadFromText(folder / "in" / "*.txt") | ps.WriteToText(folder / "out", overwrite=True)
+        return p.run()
+
+    run()
+    assert not (folder / "out" / "part-00077.txt").exists()
+    (folder / "out" / "part-00077.txt").write_text("of another program\n")
+    write_input(folder, 2)
+    run()
+    assert (folder / "out" / "part-00077.txt").read_text() == "of another program\n"
 
 
 @pytest.mark.parametrize("is_finished", [False, True])

@@ -51,7 +51,7 @@ class CsvSource(FileSource[dict[str, str]]):
         return blocks_of(group for file in split.files for group in self._groups(file, split))
 
     def count(self) -> int | None:
-        return count_small(self, self.pattern)
+        return count_small(self)
 
     def _columns(self, files: Sequence[LineRange]) -> tuple[tuple[str, ...], str]:
         if self.names is not None:

@@ -40,7 +40,9 @@ def short_name(path: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A URL without its password, and without a signature at its end."""
+    """A URL without its password, and without a signature at its end; any other path as it is."""
+    if "://" not in text:
+        return text
     return re.sub(r"\?[^/?]*=.*$", "?...", re.sub(r"://[^/@\s]*@", "://", text))
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, row_count, rows_of
 from penstock.errors import InputError, OutputError
-from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, list_files, open_input, pack, short_name
+from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, open_input, pack, short_name
 from penstock.io.parts import FileSink, FileWriter
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, Source, SplitGoal
@@ -153,9 +153,9 @@ def blocks_of(parsed: Iterable[tuple[list[T], int]]) -> Iterator[list[T]]:
         yield rows
 
 
-def count_small(source: Source[Any], pattern: str) -> int | None:
+def count_small(source: Source[Any]) -> int | None:
     """The rows of a small input, which is read for that: so a small run need not start processes."""
-    files = list_files(pattern)
+    files = source.inputs()
     if sum(file.size for file in files) > COUNTED_BYTES or any(file.compression for file in files):
         return None
     return sum(row_count(block) for split in source.splits(SplitGoal()) for block in source.read(split))
@@ -169,7 +169,7 @@ class TextSource(FileSource[str]):
         return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
 
     def count(self) -> int | None:
-        return count_small(self, self.pattern)
+        return count_small(self)
 
     def read(self, split: tuple[LineRange, ...]) -> Iterator[Block]:
         return blocks_of((run.lines(), len(run.data)) for piece in split for run in line_runs(piece))

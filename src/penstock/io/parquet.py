@@ -61,7 +61,7 @@ class ParquetSource(FileSource[dict[str, Any]]):
     def __init__(self, pattern: str, columns: tuple[str, ...] | None) -> None:
         super().__init__(pattern)
         self.columns = columns
-        self._known: tuple[list[files.InputFile], list[Footer]] | None = None
+        self._known: tuple[Sequence[files.InputFile], list[Footer]] | None = None
 
     def splits(self, goal: SplitGoal) -> Sequence[ParquetSplit]:
         footers = self._footers()

@@ -50,26 +50,27 @@ class FileSink(Sink[T]):
         self.path = path
         self.overwrite = overwrite
         self._old: set[str] = set()  # names of earlier parts that this run has not replaced
-        self._own: dict[str, int] = {}  # what an earlier run of the same journal has written: names and bytes
+        self._own: set[tuple[str, int]] = set()  # what earlier runs of the same journal have written: names and bytes
 
-    def prepare(self, run: str) -> list[str]:
+    def prepare(self, run: str) -> dict[str, int]:
         with self._writable() as (fs, folder):
             self._old = set(found := self._parts_in(fs, folder))
-            if self.overwrite or found.items() <= self._own.items():
+            if self.overwrite or found.items() <= self._own:
                 self._claim(fs, run)
-                return sorted(self._old)
+                return found
         raise OutputError(
             f"{self.path}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
             "pass overwrite=True or choose another folder"
         )
 
     def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        self._old = set(note) - self._sizes(published).keys()
-        with self._writable() as (fs, _):
+        with self._writable() as (fs, folder):
+            there = self._parts_in(fs, folder).items()  # others may have written under an old name since
+            self._old = {name for name, size in note.items() if (name, size) in there} - dict(self._sizes(published)).keys()
             self._claim(fs, run)
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self._own = self._sizes(parts)
+        self._own = set(self._sizes(parts))
 
     def publish(self, token: FilePart) -> None:
         fs, aside = store_of(token.aside, OutputError)
@@ -91,7 +92,7 @@ class FileSink(Sink[T]):
 
     def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
         with self._writable() as (fs, folder):
-            return sorted(self._sizes(published).keys() - self._parts_in(fs, folder).keys())
+            return sorted(name for name, _ in set(self._sizes(published)) - self._parts_in(fs, folder).items())
 
     def replaces(self) -> bool:
         return bool(self._old)
@@ -145,11 +146,11 @@ class FileSink(Sink[T]):
         sizes = {short_name(info["name"]): info["size"] for info in fs.ls(folder, detail=True)}
         return {name: size for name, size in sizes.items() if name.startswith("part-") and name.endswith(self.suffix)}
 
-    def _sizes(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """Those of these parts that are in this sink's folder, by name, with their bytes."""
+    def _sizes(self, parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+        """Those of these parts that are in this sink's folder: their names and bytes."""
         here = without_secrets(self.path)
         own = [part for part in parts if part.get("path", "").rpartition("/")[0] == here]
-        return {short_name(part["path"]): part["bytes"] for part in own if part["path"].endswith(self.suffix)}
+        return [(short_name(part["path"]), part["bytes"]) for part in own if part["path"].endswith(self.suffix)]
 
     def _is_there(self, fs: Any, token: FilePart) -> bool:
         """Whether the part has been published: not only a file of that name."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from penstock.blocks import Block
-from penstock.errors import UsageError
+from penstock.errors import InputError, UsageError
 from penstock.io.files import InputFile, list_files
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
@@ -73,9 +73,16 @@ class Source(Generic[T]):
         else has a name, a size and a stamp that changes with it. Empty: that cannot be told."""
         return ()
 
+    def among(self, files: Sequence[InputFile]) -> Source[T]:
+        """This source with these of its inputs(), which it does not list again: so all that is done with it agrees."""
+        return self
+
     def only(self, paths: Collection[str]) -> Source[T]:
         """This source, cut as if it had only these of its inputs: for files that came after a run was begun."""
-        raise NotImplementedError
+        raise InputError(
+            f"{type(self).__name__} has new inputs, such as {min(paths)}, and no method only(), which would add them to a "
+            "run that was begun without; write one, or start over with fresh=True (--fresh)"
+        )
 
 
 class FileSource(Source[T]):
@@ -83,10 +90,16 @@ class FileSource(Source[T]):
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
+        self._files: Sequence[InputFile] | None = None
         self._only: Collection[str] | None = None
 
-    def inputs(self) -> list[InputFile]:
-        return list_files(self.pattern)
+    def inputs(self) -> Sequence[InputFile]:
+        return list_files(self.pattern) if self._files is None else self._files
+
+    def among(self, files: Sequence[InputFile]) -> FileSource[T]:
+        other = copy.copy(self)
+        other._files = files
+        return other
 
     def only(self, paths: Collection[str]) -> FileSource[T]:
         other = copy.copy(self)

@@ -12,7 +12,7 @@ Where a sink replaces an earlier output, splits stay prepared until all of them 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +112,9 @@ class Commits:
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(self, commits: Commits) -> None:
+    def __init__(self, commits: Commits, check: Callable[[], None]) -> None:
         self.commits = commits
+        self._check = check  # called when all splits are done, before the run is: may raise
         self._journal = commits.journal
         self._sinks = commits.sinks
         self._run: str = commits.journal.fact("run")
@@ -130,6 +131,7 @@ class SplitBySplit:
         return tally_of(self._journal, self.commits.names)
 
     def publish(self, tally: Tally) -> None:
+        self._check()
         self.commits.publish_prepared()
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})

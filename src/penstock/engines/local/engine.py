@@ -16,6 +16,7 @@ from penstock.engines.local.run import Run, labelled_sinks
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
+from penstock.io.source import Source
 from penstock.observe.result import RunResult
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
@@ -29,7 +30,7 @@ class LocalEngine:
     def explain(self, graph: Graph, options: RunOptions) -> str:
         plan = make_plan(graph)
         machine = Machine.here()
-        pools = choose_pools(plan, options, machine, count_rows(plan))
+        pools = choose_pools(plan, options, machine, count_rows(_sources(plan, options)))
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
@@ -42,9 +43,10 @@ class LocalEngine:
             from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load
 
             return run_journaled(graph, plan, programs, options), {}
-        pools = choose_pools(plan, options, Machine.here(), count_rows(plan))
+        sources = _sources(plan, options)
+        pools = choose_pools(plan, options, Machine.here(), count_rows(sources))
         goals = split_goals(plan, pools)
-        splits = [split for i, (_, _, _, read) in enumerate(plan.sources()) for split in cut(read.source, i, goals[i])]
+        splits = [split for i, source in enumerate(sources) for split in cut(source, i, goals[i])]
         run = Run(
             id=secrets.token_hex(8),
             graph=graph,
@@ -57,6 +59,15 @@ class LocalEngine:
         )
         result, tally = run.carry_out(AtTheEnd(run.id, run.sinks))
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
+
+
+def _sources(plan: Plan, options: RunOptions) -> list[Source[Any]]:
+    """The sources of a plan, each with its inputs listed once."""
+    if options.run_dir is not None:
+        from penstock.engines.local.inputs import list_inputs
+
+        return [each.source for each in list_inputs(plan, str(options.run_dir), ())]
+    return [read.source.among(read.source.inputs()) for _, _, _, read in plan.sources()]
 
 
 def _program(plan: Plan, stage: Stage) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,17 +13,17 @@ from penstock.engines.identity import describe_run, stable_names
 from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
+from penstock.engines.local.inputs import Input, list_inputs, written_by
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
-from penstock.engines.local.outcomes import SplitId
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files, order_of, outside
+from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, model_files, order_of
 from penstock.engines.local.run import Run, labelled_sinks, terminable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
-from penstock.errors import EngineError, OutputError, TooManyFailuresError, UsageError
-from penstock.io.files import InputFile, without_secrets
+from penstock.errors import EngineError, OutputError, RunChangedError, TooManyFailuresError, UsageError
+from penstock.io.files import without_secrets
 from penstock.io.source import SplitGoal
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.result import RunResult
@@ -69,10 +69,11 @@ class _Begun:
         try:
             if self.options.fresh or found.fact("sinks") is None:
                 return self._create(found)
-            check_same_run(found, self.identity, self.plan, self.options)
+            inputs = list_inputs(self.plan, self.folder.path, written_by(found), may_be_gone=True)
+            check_same_run(found, self.identity, self.plan, inputs, self.options)
             self._check_output(found)
             self._reopen_lost(found)
-            self._add_new_files(found)
+            self._add_new_files(found, inputs)
         except BaseException:
             found.close()
             raise
@@ -103,14 +104,19 @@ class _Begun:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
                 commits = Commits(journal, self.sinks, session, digests, self.names)
-                result, _ = run.carry_out(SplitBySplit(commits))
-                digests.finish()
+                result, _ = run.carry_out(SplitBySplit(commits, lambda: self._check_files(digests)))
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:
             self._ended(session, exc)
             raise
         return result
+
+    def _check_files(self, digests: Digests) -> None:
+        """Whether the files are still those that were read."""
+        digests.finish()
+        inputs = list_inputs(self.plan, self.folder.path, written_by(self.journal), may_be_gone=True)
+        check_still_same(self.journal, self.identity, inputs)
 
     def _describe(self, pools: Pools) -> None:
         """What `penstock status` and the manifest tell of the run, from its beginning on."""
@@ -142,7 +148,8 @@ class _Begun:
             write_manifest(self.journal)
         except Exception as again:
             exc.add_note(f"how the run ended could not be noted: {safe_str(again)}")
-        exc.add_note(f"{KEPT} {self.folder.path}: {self._advice(exc)}")
+        if not isinstance(exc, RunChangedError):
+            exc.add_note(f"{KEPT} {self.folder.path}: {self._advice(exc)}")
 
     def _advice(self, exc: BaseException) -> str:
         if isinstance(exc, TooManyFailuresError):
@@ -159,17 +166,13 @@ class _Begun:
             raise
 
     def _create(self, found: Journal | None) -> Journal:
-        sources = [read.source for _, _, _, read in self.plan.sources()]
-        rows = count_rows(self.plan)
+        written = () if found is None else written_by(found)
+        inputs = list_inputs(self.plan, self.folder.path, written)
+        rows = count_rows(each.source for each in inputs)
         pools = choose_pools(self.plan, self.options, Machine.here(), rows)
         goals = split_goals(self.plan, pools)
-        splits: list[tuple[SplitId, Any]] = []
-        files: list[tuple[str, str, InputFile]] = []
-        for position, (_, _, step, read) in enumerate(self.plan.sources()):
-            every = read.source.inputs()
-            own = outside(every, self.folder.path)
-            splits += cut(sources[position], position, goals[position], own if len(own) < len(every) else ())
-            files += [("input", step.label, file) for file in own]
+        splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
+        files = [("input", each.step, file) for each in inputs for file in each.files]
         facts = {
             "run": secrets.token_hex(8),
             "rows": rows,
@@ -203,8 +206,8 @@ class _Begun:
         for place, sink in enumerate(self.sinks.values()):
             if gone := sink.missing(published.get(place, ())):
                 raise OutputError(
-                    f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone, such as {gone[0]}; "
-                    "put them back, or start over with fresh=True (--fresh)"
+                    f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone or changed, such as "
+                    f"{gone[0]}; put them back, or start over with fresh=True (--fresh)"
                 )
 
     def _reopen_lost(self, journal: Journal) -> None:
@@ -214,11 +217,12 @@ class _Begun:
         if lost:
             journal.reopen(lost)
 
-    def _add_new_files(self, journal: Journal) -> None:
+    def _add_new_files(self, journal: Journal, inputs: Sequence[Input]) -> None:
         goals = [SplitGoal(**goal) for goal in journal.fact("goals")]
-        for position, step, read, files in find_new_files(journal, self.plan):
-            splits = cut(read.source, position, goals[position], files, journal.next_number(position))
-            journal.add_splits(splits, step.label, files)
+        for position, files in find_new_files(journal, inputs):
+            source = inputs[position].source.only([file.path for file in files])
+            splits = cut(source, position, goals[position], journal.next_number(position))
+            journal.add_splits(splits, inputs[position].step, files)
             journal.set_facts({"rows": None})
 
 
@@ -231,7 +235,7 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
     parts = [*(found.fact("earlier") or ()), *(part for some in found.published().values() for part in some)]
     parts += [dict(part.details) for _, some in found.prepared() for part in some]
     return {
-        "earlier": list({json.dumps(part, sort_keys=True): part for part in parts}.values()),
+        "earlier": list({json.dumps({**part, "xxh128": None}, sort_keys=True): part for part in parts}.values()),
         "earlier_runs": [*(found.fact("earlier_runs") or ()), found.fact("run")],
         "earlier_asides": [*(found.fact("earlier_asides") or ()), *(found.fact("asides") or ())],
     }

@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from penstock.engines.local.journal import Journal
+from penstock.engines.local.run_dir import MANIFEST
 from penstock.errors import EngineError, UsageError
 from penstock.io.digests import sha256_of
 from penstock.io.files import without_secrets
 from penstock.options import RunOptions
 from penstock.version import __version__
 
-NAME = "manifest.json"
 FORMAT = 1
 
 
@@ -30,6 +30,7 @@ def environment(options: RunOptions) -> dict[str, Any]:
         "penstock": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "host": platform.node(),
         "script": None if script is None else {"path": script, "sha256": sha256_of(script)},
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
         "seeds": {
@@ -51,6 +52,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
         "state": "finished" if journal.fact("finished") else (sessions[-1]["outcome"] if sessions else None) or "running",
         "created": _instant(journal.fact("created")),
         "sessions": [_session(session) for session in sessions],
+        "accepted_changes": [{**each, "at": _instant(each["at"])} for each in journal.fact("accepted") or ()],
         "seconds": round(sum(session["seconds"] or 0 for session in sessions), 3),
         "splits": {"all": sum(splits.values()), "done": splits.get("done", 0)},
         "counts": {
@@ -69,7 +71,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
 
 def write_manifest(journal: Journal) -> None:
     """Put the manifest beside the journal: whole, or not at all."""
-    path = os.path.join(journal.folder, NAME)
+    path = os.path.join(journal.folder, MANIFEST)
     try:
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(make_manifest(journal), file, indent=1)
@@ -84,12 +86,12 @@ def write_manifest(journal: Journal) -> None:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    path = os.path.join(folder, NAME)
+    path = os.path.join(folder, MANIFEST)
     try:
         with open(path, encoding="utf-8") as file:
             manifest = json.load(file)
     except FileNotFoundError as exc:
-        raise UsageError(f"{folder}: has no {NAME}; expected the run_dir of a run that has ended") from exc
+        raise UsageError(f"{folder}: has no {MANIFEST}; expected the run_dir of a run that has ended") from exc
     except (OSError, ValueError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}; run the same command again, and it is written anew") from exc
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

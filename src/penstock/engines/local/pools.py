@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.engines.local.schedule import PoolSize
 from penstock.engines.plan import Plan
 from penstock.errors import UsageError
 from penstock.inference.hosted import wishes_of
 from penstock.inference.transform import RunInference
+from penstock.io.source import Source
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings, choose_place
 from penstock.models.rendezvous import own_run_folder
@@ -95,9 +97,9 @@ def surroundings(
     )
 
 
-def count_rows(plan: Plan) -> int | None:
+def count_rows(sources: Iterable[Source[Any]]) -> int | None:
     """How many rows the sources have, if all of them know it."""
-    counts = [read.source.count() for _, _, _, read in plan.sources()]
+    counts = [source.count() for source in sources]
     return None if None in counts else sum(count or 0 for count in counts)
 
 

@@ -14,6 +14,7 @@ from penstock.io.folders import make_folder
 from penstock.options import ASIDE
 
 LOCK = "lock"
+MANIFEST = "manifest.json"
 TRIES = 6
 
 _held: set[int] = set()  # descriptors of locks: a child that is forked must not hold them
@@ -98,6 +99,13 @@ class RunDir:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
             self._lock = None
+
+
+def is_of_run_dir(path: str, folder: str) -> bool:
+    """Whether a file is one that a run keeps in its folder; the folder may hold other things as well."""
+    inside = path.removeprefix(f"{folder}/")
+    name = inside.partition("/")[0]
+    return inside != path and (name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST)))
 
 
 def is_held(path: str) -> bool:

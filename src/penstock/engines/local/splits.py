@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.batching.entry import LOOKAHEAD
@@ -11,7 +11,6 @@ from penstock.engines.local.outcomes import SplitId
 from penstock.engines.local.pools import SMALL_RUN_ROWS, Pools
 from penstock.engines.local.schedule import Scheduler
 from penstock.engines.plan import Plan, Stage, largest_batch, measures_length
-from penstock.io.files import InputFile
 from penstock.io.source import Source, SplitGoal
 from penstock.options import RunOptions
 
@@ -34,12 +33,8 @@ def _goal(stage: Stage, pools: Pools) -> SplitGoal:
     return SplitGoal(min_splits=SPLITS_PER_SLOT * at_once, min_rows=rows, at_once=at_once)
 
 
-def cut(
-    source: Source[Any], position: int, goal: SplitGoal, files: Sequence[InputFile] = (), first: int = 0
-) -> list[tuple[SplitId, Any]]:
-    """The splits of a source, or of those files of it, numbered from `first`."""
-    if files:
-        source = source.only([file.path for file in files])
+def cut(source: Source[Any], position: int, goal: SplitGoal, first: int = 0) -> list[tuple[SplitId, Any]]:
+    """The splits of a source, numbered from `first`."""
     return [(SplitId(position, first + i), split) for i, split in enumerate(source.splits(goal))]
 
 
