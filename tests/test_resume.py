@@ -21,7 +21,7 @@ import penstock as ps
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import RunDir
-from penstock.errors import EngineError, OutputError, RunChangedError, StepError, TransientError, UsageError
+from penstock.errors import EngineError, OutputError, PenstockError, RunChangedError, StepError, TransientError, UsageError
 from penstock.io import folders
 from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink, JsonlWriter
@@ -888,6 +888,32 @@ def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
     parts[0].unlink()
     run(None, accept_changes=("code",))
     assert lines_of(folder) == inputs_of(folder)
+
+
+def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_lost(tmp_path):
+    class Away(JsonlSink):
+        def publish(self, token):
+            if not (tmp_path / "back").exists():
+                raise ConnectionError("the store is away")
+            super().publish(token)
+
+    def run(answer):
+        p = ps.Pipeline(run_dir=tmp_path / "run")
+        rows = p | ps.Create([1]) | ps.Map(lambda row: {"answer": os.environ["ANSWER"]})
+        rows | ps.WriteToJsonl(tmp_path / "first")
+        rows | ps.Write(Away(str(tmp_path / "second"), False))
+        os.environ["ANSWER"] = answer  # as if the model's answers differed a little each time
+        return p.run()
+
+    with pytest.raises(PenstockError, match="away"):
+        run("a")
+    assert (tmp_path / "first" / "part-00000.jsonl").exists()
+    for part in (tmp_path / "second").glob(".penstock-*/*.jsonl"):
+        part.unlink()
+    (tmp_path / "back").touch()
+    run("bb")
+    for folder in "first", "second":
+        assert (tmp_path / folder / "part-00000.jsonl").read_text() == '{"answer":"bb"}\n'
 
 
 def test_a_source_that_names_inputs_need_not_have_only(tmp_path):

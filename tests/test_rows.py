@@ -290,6 +290,8 @@ stages = st.builds(
     known=st.none() | st.integers(0, 10**12),
     batch_size=st.none() | st.floats(1, 1e5),
     failures=st.integers(0, 10**6),
+    before=st.integers(0, 10**12),
+    share=st.none() | st.floats(0, 1),
 )
 
 
@@ -306,6 +308,10 @@ def test_lines():
         "stage 0: read > model | 1,500 of 10,000 rows | 150 rows/s | batch 32 | 2 failed | 0:57 left"
     )
     assert render(StageProgress("s", 1_500, None, None), 10.0, 120) == "s | 1,500 rows | 150 rows/s | 0 failed"
+    assert render(StageProgress("s", 1_500, None, None, 0, 500, 0.25), 10.0, 120) == (
+        "s | 1,500 rows | 100 rows/s | 0 failed | 25% done | 0:30 left"
+    ), "rows of earlier processes took no time of this one"
+    assert render(StageProgress("s", 1_500, None, None, share=1.0), 10.0, 120).endswith("| 0 failed")
     assert render(StageProgress("s", 0, 100, None), 0.0, 120) == "s | 0 of 100 rows | 0 rows/s | 0 failed"
     assert render(StageProgress("s", 100, 100, None), 1.0, 120).endswith("| 0 failed")
     assert render(StageProgress("s", 1, 10_001, None), 1.0, 120).endswith("| 2:46:40 left")

@@ -90,6 +90,11 @@ class FileSink(Sink[T]):
         fs.invalidate_cache()
         return fs.exists(aside) or self._is_there(fs, token)
 
+    def withdraw(self, token: FilePart) -> None:
+        fs, final = store_of(token.final, OutputError)
+        if self._is_there(fs, token):
+            fs.rm_file(final)
+
     def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
         with self._writable() as (fs, folder):
             return sorted(name for name, _ in set(self._sizes(published)) - self._parts_in(fs, folder).items())

@@ -85,6 +85,10 @@ class Sink(Generic[T]):
         """Whether publish() can be done, or has been: the part is where it was written, or where it was to go."""
         return True
 
+    def withdraw(self, token: Any) -> None:
+        """Take back a part that may have been published: its split is not done, and runs again because another of its
+        parts is lost. A sink whose publish() knows the part again need not."""
+
     def missing(self, published: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """Which parts are gone, of those that were published; by their details()."""
         return ()

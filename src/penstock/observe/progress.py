@@ -20,17 +20,21 @@ class StageProgress:
     known: int | None  # rows in all, if that is known
     batch_size: float | None  # mean, of its models
     failures: int = 0
+    before: int = 0  # of these rows, those that earlier processes of the run have done
+    share: float | None = None  # of what this process has to do, that is done: for where rows in all are not known
 
 
 def render(stage: StageProgress, seconds: float, width: int) -> str:
     """One stage as one line that fits the terminal."""
-    rate = stage.rows / seconds if seconds > 0 else 0.0
+    rate = max(stage.rows - stage.before, 0) / seconds if seconds > 0 else 0.0
     parts = [f"{stage.rows:,}" + (f" of {stage.known:,}" if stage.known else "") + " rows", f"{rate:,.0f} rows/s"]
     if stage.batch_size is not None:
         parts.append(f"batch {stage.batch_size:.3g}")
     parts.append(f"{stage.failures} failed")
     if stage.known and rate and stage.rows < stage.known:
         parts.append(f"{_duration((stage.known - stage.rows) / rate)} left")
+    elif not stage.known and stage.share and stage.share < 1:
+        parts.append(f"{stage.share:.0%} done | {_duration(seconds * (1 / stage.share - 1))} left")
     numbers = " | ".join(parts)
     room = max(8, width - len(numbers) - 4)
     name = stage.name if len(stage.name) <= room else f"{stage.name[: room - 3]}..."

@@ -130,8 +130,10 @@ class SplitBySplit:
             self.commits.publish_prepared()
         return tally_of(self._journal, self.commits.names)
 
-    def publish(self, tally: Tally) -> None:
+    def check(self) -> None:
         self._check()
+
+    def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})

@@ -63,6 +63,7 @@ class Tally:
     parts: list[tuple[int, Any]] = field(default_factory=list)  # sink's node, token
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
     stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
+    stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process
     running_rows: dict[int, int] = field(default_factory=dict)  # by task
     running_metrics: dict[int, Metrics] = field(default_factory=dict)  # by worker: of splits that are not done
     splits: int = 0
@@ -168,6 +169,7 @@ class Coordinator:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
         self.tally.splits += 1
+        self.tally.stage_splits[task.stage] = self.tally.stage_splits.get(task.stage, 0) + 1
         for label, count in done.result.counts.items():
             self.tally.counts.setdefault(label, StepCount()).add(count)
         metrics = self.tally.running_metrics.pop(worker, Metrics())

@@ -139,7 +139,8 @@ class _Begun:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) else "stopped"
-        text = without_secrets(f"{type(exc).__name__}: {safe_str(exc)}").encode("utf-8", "backslashreplace").decode()
+        text = f"{type(exc).__name__.lstrip('_')}: {safe_str(exc)}".removesuffix(": ")
+        text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
         try:
             if self.journal.fact("sinks") is None and not self.journal.fact("earlier_runs"):
                 self.folder.forget(self.journal)  # nothing was begun: change what was wrong, and it is a new run
@@ -213,7 +214,12 @@ class _Begun:
     def _reopen_lost(self, journal: Journal) -> None:
         """Splits that were prepared, and whose parts are lost before they were published, run again."""
         sinks = list(self.sinks.values())
-        lost = [split for split, parts in journal.prepared() if not all(sinks[p.sink].has(p.token) for p in parts)]
+        lost = []
+        for split, parts in journal.prepared():
+            if not all(sinks[part.sink].has(part.token) for part in parts):
+                lost.append(split)
+                for part in parts:
+                    sinks[part.sink].withdraw(part.token)
         if lost:
             journal.reopen(lost)
 

@@ -24,6 +24,9 @@ class Outputs(Protocol):
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
 
+    def check(self) -> None:
+        """All is done. Raise if it must not count."""
+
     def publish(self, tally: Tally) -> None:
         """The run has succeeded."""
 
@@ -47,6 +50,8 @@ class AtTheEnd:
         for sink in self._sinks.values():
             sink.prepare(self._run)
         return Tally()
+
+    def check(self) -> None: ...
 
     def publish(self, tally: Tally) -> None:
         for done, (index, token) in enumerate(tally.parts):

@@ -63,6 +63,7 @@ class Run:
                 before = tally.splits
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
+                outputs.check()
             except BaseException as exc:
                 outputs.abandon(exc)
                 raise
@@ -103,10 +104,15 @@ class Run:
         wanted = sys.stderr is not None and (sys.stderr.isatty() if self.options.progress is None else self.options.progress)
         progress = Progress(sys.stderr) if wanted else None
         known = self.pools.rows or 0
+        before = dict(tally.stage_rows)
+        splits = {stage.index: self.scheduler.queued(stage.index) for stage in self.plan.stages}
+
+        def lines(running: Mapping[int, Task]) -> list[StageProgress]:
+            return _stage_lines(self.plan, tally, running, known, before, splits)
 
         def watch(tally: Tally, running: Mapping[int, Task]) -> None:
             assert progress is not None
-            progress.show(_stage_lines(self.plan, tally, running, known))
+            progress.show(lines(running))
 
         shown = watch if progress else None
         coordinator = Coordinator(
@@ -115,7 +121,7 @@ class Run:
         try:
             coordinator.run()
             if progress is not None:
-                progress.finish(_stage_lines(self.plan, tally, {}, known))
+                progress.finish(lines({}))
             workers.close()
         except BaseException:
             workers.kill()
@@ -132,7 +138,14 @@ def labelled_sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
     return found
 
 
-def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: int) -> list[StageProgress]:
+def _stage_lines(
+    plan: Plan,
+    tally: Tally,
+    running: Mapping[int, Task],
+    known: int,
+    before: Mapping[int, int],  # rows of each stage that earlier processes have done
+    splits: Mapping[int, int],  # of each stage that this process has to do, where the stage is at a source
+) -> list[StageProgress]:
     lines = []
     metrics = Metrics()
     for some in (tally.metrics, *tally.running_metrics.values()):
@@ -148,7 +161,9 @@ def _stage_lines(plan: Plan, tally: Tally, running: Mapping[int, Task], known: i
         name = " > ".join(models or dict.fromkeys(step.label for step in steps))
         failed = sum(tally.counts.get(label, StepCount()).rows_failed for label in {step.label for step in steps})
         of = known if from_source and known else None
-        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, of, batch, failed))
+        share = tally.stage_splits.get(stage.index, 0) / n if from_source and (n := splits[stage.index]) else None
+        before_it = before.get(stage.index, 0)
+        lines.append(StageProgress(f"stage {stage.index}: {name}", rows, of, batch, failed, before_it, share))
     return lines
 
 
