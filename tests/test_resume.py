@@ -890,7 +890,7 @@ def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
     assert lines_of(folder) == inputs_of(folder)
 
 
-def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_lost(tmp_path):
+def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_lost(tmp_path, monkeypatch):
     class Away(JsonlSink):
         def publish(self, token):
             if not (tmp_path / "back").exists():
@@ -902,7 +902,7 @@ def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_l
         rows = p | ps.Create([1]) | ps.Map(lambda row: {"answer": os.environ["ANSWER"]})
         rows | ps.WriteToJsonl(tmp_path / "first")
         rows | ps.Write(Away(str(tmp_path / "second"), False))
-        os.environ["ANSWER"] = answer  # as if the model's answers differed a little each time
+        monkeypatch.setenv("ANSWER", answer)  # as if the model's answers differed a little each time
         return p.run()
 
     with pytest.raises(PenstockError, match="away"):

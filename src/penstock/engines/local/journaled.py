@@ -171,7 +171,7 @@ class _Begun:
         inputs = list_inputs(self.plan, self.folder.path, written)
         rows = count_rows(each.source for each in inputs)
         pools = choose_pools(self.plan, self.options, Machine.here(), rows)
-        goals = split_goals(self.plan, pools)
+        goals = split_goals(self.plan, pools, journaled=True)
         splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
         files = [("input", each.step, file) for each in inputs for file in each.files]
         facts = {
