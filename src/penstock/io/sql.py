@@ -54,16 +54,11 @@ class SqlSink(Sink[Any]):
         self._begin(run, self._own_table().prepare(run, going_on=True))
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        table = self._own_table()
-        runs = sorted({part["run"] for part in parts if part.get("table") == self.name and "run" in part})
-        if self.upsert_by:
-            table.forget(runs)
-        elif rows := table.rows_of(runs):
-            quoted = ", ".join(f"'{run}'" for run in runs)
+        runs = sorted({run for run, _ in self._named(parts)})
+        if not self.upsert_by and (rows := sum(self._own_table().marked(runs).values())):
             raise OutputError(
-                f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: delete "
-                f"them, then DELETE FROM penstock_commits WHERE run IN ({quoted}) AND target = '{self.name}'; "
-                "upsert_by=[...] needs none of this"
+                f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: "
+                f"{self._clearing(runs)}; upsert_by=[...] needs none of this"
             )
 
     def open(self, part: Part) -> Writer[Any]:
@@ -85,6 +80,18 @@ class SqlSink(Sink[Any]):
 
     def details(self, token: SqlPart) -> dict[str, Any]:
         return {"table": self.name, "part": token.part, "rows": token.rows, "run": token.run}
+
+    def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
+        table, parts = self._own_table(), self._named(published)
+        if not parts:
+            return []
+        gone = sorted(parts - table.marked({run for run, _ in parts}).keys())
+        if not gone:
+            return []
+        why = "its mark in penstock_commits is gone: delete what is left of its rows before you start over"
+        if not table.is_there():
+            why = f"there is no table {self.name}"
+        return [f"{part} ({why})" for _, part in gone]
 
     def clean(self, run: str, keep: Collection[SqlPart] = ()) -> None:
         kept = {os.path.basename(token.spool) for token in keep}
@@ -118,6 +125,14 @@ class SqlSink(Sink[Any]):
         claim.write_text(PROCESS)
         if columns is not None:
             Path(folder, COLUMNS).write_text(json.dumps(columns))
+
+    def _named(self, parts: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+        """Those of these parts, by their details(), that are in this table: run and name."""
+        return {(part["run"], part["part"]) for part in parts if part.get("table") == self.name}
+
+    def _clearing(self, runs: Sequence[str]) -> str:
+        quoted = ", ".join(f"'{run}'" for run in runs)
+        return f"delete them, then DELETE FROM penstock_commits WHERE run IN ({quoted}) AND target = '{self.name}'"
 
     def _spool(self, token: SqlPart) -> str:
         """Where the spool is now: the folder may have been moved since it was written."""
