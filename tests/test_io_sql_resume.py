@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.errors import OutputError, StepError
+from penstock.errors import EngineError, OutputError, StepError
 from penstock.observe.result import RunResult
 from sql_databases import TestDatabase, database, postgres, server, sqlite, write_all, write_part
 
@@ -53,6 +54,10 @@ def ids(database: TestDatabase) -> list[int]:
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def damage_the_journal() -> None:
+    Path("run/journal.db").write_bytes(os.urandom(10_000))
 
 
 # What is gone.
@@ -151,3 +156,46 @@ def test_verify_does_not_vouch_for_what_it_cannot_see(sqlite: TestDatabase) -> N
     assert "as the manifest says" not in told.stderr, "there are no files"
     assert f"table answers in {sqlite.url}: " in told.stderr
     assert "were not looked at" in told.stderr
+
+
+# A fresh start where the journal cannot be read.
+
+
+def test_a_fresh_start_without_a_readable_journal_does_not_double_rows(database: TestDatabase) -> None:
+    write_all(ps.WriteToSql(database.url, "answers"), [{"id": -1}], run="another")
+    run(database)
+    [(own,)] = database.run("SELECT DISTINCT run FROM penstock_commits WHERE run <> 'another'")
+    damage_the_journal()
+    with pytest.raises(EngineError, match=r"is damaged.*--fresh"):
+        run(database)
+    clear = f"DELETE FROM penstock_commits WHERE run IN ('{own}') AND target = 'answers'"
+    for _ in range(2):
+        with pytest.raises(OutputError, match=f"has {LINES} rows of the run {own}, whose journal cannot be read") as raised:
+            run(database, fresh=True)
+        assert clear in str(raised.value)
+    assert ids(database) == list(range(-1, LINES))
+    database.run("DELETE FROM answers WHERE id >= 0")
+    database.run(clear)
+    run(database, fresh=True)
+    assert ids(database) == list(range(-1, LINES))
+
+
+def test_a_fresh_start_that_does_not_even_know_the_run(database: TestDatabase) -> None:
+    run(database)
+    damage_the_journal()
+    Path("run/manifest.json").write_text("{}")
+    [(own,)] = database.run("SELECT DISTINCT run FROM penstock_commits")
+    with pytest.raises(OutputError, match=rf"1 run\(s\), such as {own} \({LINES} rows\).*begin in another run_dir"):
+        run(database, fresh=True)
+    assert ids(database) == list(range(LINES))
+    database.run("DELETE FROM answers")
+    Path("run").rename("damaged")
+    run(database, fresh=True)  # what others have written to the table is no hindrance in an empty folder
+    assert ids(database) == list(range(LINES))
+
+
+def test_upserts_need_no_journal_to_start_over(database: TestDatabase) -> None:
+    run(database, upsert_by=["id"])
+    damage_the_journal()
+    run(database, upsert_by=["id"], fresh=True)
+    assert ids(database) == list(range(LINES))

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS, CLAIM = "columns.json", "claim"  # beside the spooled parts: what workers need to know; which process publishes
 PROCESS = secrets.token_hex(8)
+MOST_RUNS = 5  # that an error names
 
 
 class SqlSink(Sink[Any]):
@@ -60,6 +62,28 @@ class SqlSink(Sink[Any]):
                 f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: "
                 f"{self._clearing(runs)}; upsert_by=[...] needs none of this"
             )
+
+    def start_over_blindly(self, run: str | None) -> None:
+        """Only what is appended would be there twice. Other runs may have written to the table: they are no hindrance,
+        unless it is not even known which of all runs is the one."""
+        if self.upsert_by:
+            return
+        rows: Counter[str] = Counter()
+        for (each, _), count in self._own_table().marked(None if run is None else [run]).items():
+            rows[each] += count
+        if not rows:
+            return
+        if run is not None:
+            raise OutputError(
+                f"{self._where} has {rows[run]} rows of the run {run}, whose journal cannot be read, and only you can tell "
+                f"which: {self._clearing([run])}; or choose another table"
+            )
+        listed = ", ".join(f"{each} ({count} rows)" for each, count in rows.most_common(MOST_RUNS))
+        raise OutputError(
+            f"{self._where} has rows of {len(rows)} run(s), such as {listed}, and one of them may be the run whose journal "
+            "and manifest cannot be read: if so, delete its rows (penstock_commits.committed_at tells when it wrote), or "
+            "choose another table; then begin in another run_dir"
+        )
 
     def open(self, part: Part) -> Writer[Any]:
         from penstock.io.sql_spool import SpoolWriter

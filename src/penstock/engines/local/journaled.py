@@ -14,7 +14,7 @@ from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
 from penstock.engines.local.journal import Journal
-from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
+from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.outcomes import SplitId
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
 from penstock.engines.local.resuming import check_same_run, find_new_files, fixed_by, model_files, order_of, outside
@@ -60,6 +60,7 @@ class _Begun:
         self.sinks = {index: sink for index, (_, sink) in labelled_sinks(plan).items()}
         self.identity = describe_run(graph, plan)
         self.names = stable_names(graph)
+        self.is_blind = False  # it takes the place of a run whose journal cannot be read
         self.journal = self._opened()
 
     def _opened(self) -> Journal:
@@ -155,6 +156,7 @@ class _Begun:
             return self.folder.journal()
         except EngineError:
             if self.options.fresh:
+                self.is_blind = True
                 return None
             raise
 
@@ -180,8 +182,9 @@ class _Begun:
             "fixed": fixed_by(self.options),
             **_facts_of(found),
         }
-        if found is not None:
+        if found is not None or self.is_blind:
             self._rehearse(facts)
+        if found is not None:
             found.close()
         return Journal.create(self.folder.path, facts, splits, [*files, *model_files(self.identity)])
 
@@ -191,7 +194,10 @@ class _Begun:
             sink.clean(facts["run"])  # a process that was killed may have been here before
         try:
             for sink in self.sinks.values():
-                sink.start_over(facts.get("earlier") or ())
+                if self.is_blind:
+                    sink.start_over_blindly(told_run(self.folder.path))
+                else:
+                    sink.start_over(facts.get("earlier") or ())
                 sink.prepare(facts["run"])
         finally:
             for sink in self.sinks.values():
