@@ -180,6 +180,22 @@ def test_a_fresh_start_without_a_readable_journal_does_not_double_rows(database:
     assert ids(database) == list(range(-1, LINES))
 
 
+def test_a_fresh_start_from_a_journal_of_which_only_some_can_be_read(sqlite: TestDatabase) -> None:
+    run(sqlite)
+    with sqlite3.connect("run/journal.db") as journal:
+        [(page,)] = journal.execute("SELECT rootpage FROM sqlite_master WHERE name = 'parts'")
+        [(size,)] = journal.execute("PRAGMA page_size")
+    journal.close()
+    with open("run/journal.db", "r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(os.urandom(size))
+    with pytest.raises(OutputError, match="whose journal cannot be read"):
+        run(sqlite, fresh=True)
+    sqlite.run("DROP TABLE answers")
+    run(sqlite, fresh=True)
+    assert ids(sqlite) == list(range(LINES))
+
+
 def test_a_fresh_start_that_does_not_even_know_the_run(database: TestDatabase) -> None:
     run(database)
     damage_the_journal()

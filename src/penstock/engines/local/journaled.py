@@ -152,13 +152,19 @@ class _Begun:
         return f"run the same command again{without} and it goes on from there"
 
     def _found(self) -> Journal | None:
+        found = None
         try:
-            return self.folder.journal()
-        except EngineError:
+            found = self.folder.journal()
             if self.options.fresh:
-                self.is_blind = True
-                return None
-            raise
+                _facts_of(found)  # all that a fresh start must know of it can be read
+            return found
+        except EngineError:
+            if not self.options.fresh:
+                raise
+        if found is not None:
+            found.close()
+        self.is_blind = True
+        return None
 
     def _create(self, found: Journal | None) -> Journal:
         sources = [read.source for _, _, _, read in self.plan.sources()]
