@@ -193,7 +193,8 @@ class WriteToSql(Write[Any]):
     """Each row (a dict, NamedTuple or dataclass; Arrow tables whole) as one row of a table, exactly once.
 
     `url` is SQLAlchemy's, of Postgres or a SQLite file. Rows are appended; with `upsert_by=[columns]` a row replaces the
-    values of the one with the same key, which must be unique in the table. A table that is not there is made from the
+    values of the one with the same key, which must be unique in the table; where the rows of a run have a key more than
+    once, which of them wins depends on timing. A table that is not there is made from the
     types of the first part's rows, unless `create=False`. `schema` is a schema of Postgres. Until they are published,
     rows are spooled to `aside`, a local folder with room for all of them; by default one in `run_dir`, or else the
     folder for temporary files.
