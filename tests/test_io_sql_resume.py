@@ -25,6 +25,7 @@ GONE = r"\d+ part\(s\) that this run has written are gone, such as"
 @pytest.fixture(autouse=True)
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where sinks without a run_dir spool
     Path("in.txt").write_text("".join(f"{i}\n" for i in range(LINES)))
 
 
