@@ -213,8 +213,8 @@ def test_a_run_that_is_forgotten_and_updates_by_key(database: TestDatabase) -> N
     sink.publish(token)
     sink.finish("run", False)
     sink.start_over([sink.details(token)])
-    sink.prepare("run")
-    sink.publish(write_part(sink, "00000", [{"id": 1, "text": "new"}]))
+    sink.prepare("another")
+    sink.publish(write_part(sink, "00000", [{"id": 1, "text": "new"}], run="another"))
     assert sorted(database.rows()) == [(1, "new"), (2, "row 2")]
 
 

@@ -194,10 +194,11 @@ class _Explaining(_Session):
 
 
 def _verify(run_dir: str) -> int:
-    problems, looked_at = verify(run_dir)
-    for problem in problems:
-        print(f"penstock: {problem}", file=sys.stderr)
-    print(f"penstock: {looked_at}: {'not ' if problems else ''}as the manifest says", file=sys.stderr)
+    problems, files, unseen = verify(run_dir)
+    for told in (*problems, *unseen):
+        print(f"penstock: {told}", file=sys.stderr)
+    if files or not unseen:
+        print(f"penstock: {files:,} file(s): {'not ' if problems else ''}as the manifest says", file=sys.stderr)
     return 1 if problems else 0
 
 

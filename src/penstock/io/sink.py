@@ -69,6 +69,11 @@ class Sink(Generic[T]):
         """Called before prepare() when an earlier run is forgotten, with the details() of what that has published: these
         parts may be replaced. Raise OutputError when they cannot be."""
 
+    def start_over_blindly(self, run: str | None) -> None:
+        """Called in the place of start_over() when the journal of the earlier run cannot be read: what that has published
+        is not known, at most the run's id. Raise OutputError if its rows could be there twice in the end; a sink whose
+        prepare() refuses what is there already need not."""
+
     def open(self, part: Part) -> Writer[T]:
         """Start one part aside. In a worker."""
         raise NotImplementedError

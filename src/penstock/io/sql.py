@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS, CLAIM = "columns.json", "claim"  # beside the spooled parts: what workers need to know; which process publishes
 PROCESS = secrets.token_hex(8)
+MOST_RUNS = 5  # that an error names
 
 
 class SqlSink(Sink[Any]):
@@ -54,17 +56,34 @@ class SqlSink(Sink[Any]):
         self._begin(run, self._own_table().prepare(run, going_on=True))
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        table = self._own_table()
-        runs = sorted({part["run"] for part in parts if part.get("table") == self.name and "run" in part})
-        if self.upsert_by:
-            table.forget(runs)
-        elif rows := table.rows_of(runs):
-            quoted = ", ".join(f"'{run}'" for run in runs)
+        runs = sorted({run for run, _ in self._named(parts)})
+        if not self.upsert_by and (rows := sum(self._own_table().marked(runs).values())):
             raise OutputError(
-                f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: delete "
-                f"them, then DELETE FROM penstock_commits WHERE run IN ({quoted}) AND target = '{self.name}'; "
-                "upsert_by=[...] needs none of this"
+                f"{self._where} has {rows} rows of the run that is to be forgotten, and only you can tell which: "
+                f"{self._clearing(runs)}; upsert_by=[...] needs none of this"
             )
+
+    def start_over_blindly(self, run: str | None) -> None:
+        """Only what is appended would be there twice. Other runs may have written to the table: they are no hindrance,
+        unless it is not even known which of all runs is the one."""
+        if self.upsert_by:
+            return
+        rows: Counter[str] = Counter()
+        for (each, _), count in self._own_table().marked(None if run is None else [run]).items():
+            rows[each] += count
+        if not rows:
+            return
+        if run is not None:
+            raise OutputError(
+                f"{self._where} has {rows[run]} rows of the run {run}, whose journal cannot be read, and only you can tell "
+                f"which: {self._clearing([run])}; or choose another table"
+            )
+        listed = ", ".join(f"{each} ({count} rows)" for each, count in rows.most_common(MOST_RUNS))
+        raise OutputError(
+            f"{self._where} has rows of {len(rows)} run(s), such as {listed}, and one of them may be the run whose journal "
+            "and manifest cannot be read: if so, delete its rows (penstock_commits.committed_at tells when it wrote), or "
+            "choose another table; then begin in another run_dir"
+        )
 
     def open(self, part: Part) -> Writer[Any]:
         from penstock.io.sql_spool import SpoolWriter
@@ -85,6 +104,18 @@ class SqlSink(Sink[Any]):
 
     def details(self, token: SqlPart) -> dict[str, Any]:
         return {"table": self.name, "part": token.part, "rows": token.rows, "run": token.run}
+
+    def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
+        table, parts = self._own_table(), self._named(published)
+        if not parts:
+            return []
+        gone = sorted(parts - table.marked({run for run, _ in parts}).keys())
+        if not gone:
+            return []
+        why = "its mark in penstock_commits is gone: delete what is left of its rows before you start over"
+        if not table.is_there():
+            why = f"there is no table {self.name}"
+        return [f"{part} ({why})" for _, part in gone]
 
     def clean(self, run: str, keep: Collection[SqlPart] = ()) -> None:
         kept = {os.path.basename(token.spool) for token in keep}
@@ -118,6 +149,14 @@ class SqlSink(Sink[Any]):
         claim.write_text(PROCESS)
         if columns is not None:
             Path(folder, COLUMNS).write_text(json.dumps(columns))
+
+    def _named(self, parts: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+        """Those of these parts, by their details(), that are in this table: run and name."""
+        return {(part["run"], part["part"]) for part in parts if part.get("table") == self.name}
+
+    def _clearing(self, runs: Sequence[str]) -> str:
+        quoted = ", ".join(f"'{run}'" for run in runs)
+        return f"delete them, then DELETE FROM penstock_commits WHERE run IN ({quoted}) AND target = '{self.name}'"
 
     def _spool(self, token: SqlPart) -> str:
         """Where the spool is now: the folder may have been moved since it was written."""
@@ -154,7 +193,8 @@ class WriteToSql(Write[Any]):
     """Each row (a dict, NamedTuple or dataclass; Arrow tables whole) as one row of a table, exactly once.
 
     `url` is SQLAlchemy's, of Postgres or a SQLite file. Rows are appended; with `upsert_by=[columns]` a row replaces the
-    values of the one with the same key, which must be unique in the table. A table that is not there is made from the
+    values of the one with the same key, which must be unique in the table; where the rows of a run have a key more than
+    once, which of them wins depends on timing. A table that is not there is made from the
     types of the first part's rows, unless `create=False`. `schema` is a schema of Postgres. Until they are published,
     rows are spooled to `aside`, a local folder with room for all of them; by default one in `run_dir`, or else the
     folder for temporary files.

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from penstock.errors import MissingPackageError, OutputError, UsageError
 from penstock.rows import safe_str
@@ -50,18 +51,27 @@ class Database:
             raise MissingPackageError("psycopg", "sql") from exc
         if not self.is_postgres:  # Python's sqlite3 would begin late, and then fail at once where another process writes
             sa.event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
-            sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+            sa.event.listen(engine, "begin", _begin_sqlite)
         return engine
 
-    def transact(self, work: Callable[[sa.Connection], T], doing: str, *, again: bool = False) -> T:
+    def look(self, work: Callable[[sa.Connection], T], doing: str, *, absent: T) -> T:
+        """What `work` returns, which only reads; `absent` if there is no such file of SQLite, which is not made then."""
+        if not self.is_postgres and not os.path.exists(_file_of(self._url)):
+            return absent
+        return self.transact(work, doing, again=True, only_reads=True)
+
+    def transact(
+        self, work: Callable[[sa.Connection], T], doing: str, *, again: bool = False, only_reads: bool = False
+    ) -> T:
         """What `work` returns, committed. Raises OutputError for what the database says.
 
         `again`: the work may be repeated, and is if the server went away or chose it as the victim of a deadlock.
         """
+        engine = self.engine.execution_options(only_reads=only_reads)
         waits = iter(WAITS if again and self.is_postgres else ())
         while True:
             try:
-                with self.engine.begin() as connection:
+                with engine.begin() as connection:
                     return work(connection)
             except (sa.exc.SQLAlchemyError, self._driver.Error) as exc:
                 about_the_server = isinstance(getattr(exc, "orig", exc), self._driver.OperationalError)
@@ -93,6 +103,18 @@ class Database:
 def quoted(*names: str) -> str:
     """Names as one name in SQL, such as "schema"."table"; for statements that the driver gets as they are."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """Only who writes has to be the only one."""
+    connection.exec_driver_sql("BEGIN" if connection.get_execution_options()["only_reads"] else "BEGIN IMMEDIATE")
+
+
+def _file_of(url: sa.URL) -> str:
+    """The file of a database of SQLite."""
+    name = str(url.database)
+    is_uri = name.startswith("file:") and sa.util.asbool(url.query.get("uri", False))
+    return unquote(urlsplit(name).path) if is_uri else name
 
 
 def _checked(url: str | sa.URL) -> sa.URL:

@@ -58,6 +58,11 @@ class SqlTable:
     def prepare(self, run: str, *, going_on: bool) -> list[str] | None:
         """Check that a run can write to the table. The names of its columns; None if it is yet to be made."""
         doing = f"table {self.full_name}"
+        if going_on and (gone := self.database.look(lambda connection: self._gone(connection, run), doing, absent=MARKS)):
+            raise OutputError(
+                f"{self.database.shown}: the table {gone} is gone, and with it what this run has written, or its marks; "
+                "put it back, or delete the run's rows and start over"
+            )
         columns = self.database.transact(lambda connection: self._check(connection, run, going_on), doing)
         if columns is not None and self.upsert_by:
             keys = listed(self.upsert_by)
@@ -69,28 +74,26 @@ class SqlTable:
         self.database.transact(lambda connection: self._publish(connection, token), self._doing(token), again=True)
         crash_point()
 
-    def rows_of(self, runs: Collection[str]) -> int:
-        """How many rows these runs have put into the table, by their marks."""
-        return self.database.transact(lambda connection: self._rows_of(connection, runs), f"table {MARKS}")
+    def is_there(self) -> bool:
+        return self.database.look(lambda connection: self._has(connection, self.name), self._looking, absent=False)
 
-    def forget(self, runs: Collection[str]) -> None:
-        """Take away the marks of these runs."""
-        self.database.transact(lambda connection: self._forget(connection, runs), f"table {MARKS}")
+    def marked(self, runs: Collection[str] | None = None) -> dict[tuple[str, str], int]:
+        """The parts of these runs, or of all, that the table has by their marks: their rows, by run and part."""
+        return self.database.look(lambda connection: self._marked(connection, runs), self._looking, absent={})
+
+    @property
+    def _looking(self) -> str:
+        return f"looking at table {self.full_name}"
 
     def _doing(self, token: SqlPart) -> str:
         return f"copying part {token.part} ({token.rows} rows) into table {self.full_name}"
 
     def _check(self, connection: sa.Connection, run: str, going_on: bool) -> list[str] | None:
-        if going_on and not self._has(connection, MARKS):
-            raise OutputError(
-                f"{self.database.shown}: the table {MARKS} is gone, which told what this run has written; "
-                "delete the run's rows and start over"
-            )
         self._make_marks(connection)
         with connection.begin_nested() as trial:
             self._mark(connection, SqlPart(run, part="", rows=0, spool="", xxh128=None))
             trial.rollback()
-        if not going_on and self._rows_of(connection, [run]):
+        if not going_on and self._rows_of(connection, run):
             raise OutputError(f"table {self.full_name} in {self.database.shown} has rows of the run {run} already")
         columns = self._columns(connection)
         if columns is None:
@@ -99,6 +102,13 @@ class SqlTable:
         refuse_unknown(self.upsert_by, columns)
         _execute(connection, f"EXPLAIN INSERT INTO {self._quoted} DEFAULT VALUES")  # may it be written to?
         return list(columns)
+
+    def _gone(self, connection: sa.Connection, run: str) -> str:
+        """The table that a run which goes on needs and that is not there any more, if there is such a one."""
+        if not self._has(connection, MARKS):
+            return MARKS
+        is_lost = not self._has(connection, self.name) and self._rows_of(connection, run)
+        return self.full_name if is_lost else ""
 
     def _check_create(self, connection: sa.Connection) -> None:
         if not self.create:
@@ -121,7 +131,7 @@ class SqlTable:
         if token.xxh128 is not None and xxh128_of(token.spool) != token.xxh128:
             raise OutputError(f"{token.spool}: the finished part has changed; remove it and run again")
         kinds = spooled_kinds(token.spool)
-        columns = self._columns(connection) or self._make_table(connection, kinds)
+        columns = self._columns(connection) or self._make_table(connection, kinds, token)
         refuse_unknown(kinds, columns)
         into = Into(
             table=self._quoted,
@@ -146,29 +156,31 @@ class SqlTable:
         connection.execute(sa.insert(self._marks).values(values))  # in SQLite this transaction is the only one
         return True
 
-    def _rows_of(self, connection: sa.Connection, runs: Collection[str]) -> int:
-        if not self._has(connection, MARKS):
-            return 0
-        query = sa.select(sa.func.coalesce(sa.func.sum(self._marks.c.rows), 0)).where(*self._of(runs))
+    def _marked(self, connection: sa.Connection, runs: Collection[str] | None) -> dict[tuple[str, str], int]:
+        if not (self._has(connection, MARKS) and self._has(connection, self.name)):
+            return {}
+        marks = self._marks.c
+        query = sa.select(marks.run, marks.part, marks.rows).where(marks.target == self.full_name)
+        found = connection.execute(query if runs is None else query.where(marks.run.in_(runs)))
+        return {(run, part): rows for run, part, rows in found}
+
+    def _rows_of(self, connection: sa.Connection, run: str) -> int:
+        """How many rows a run has put into the table, by its marks; the table need not be there any more."""
+        marks = self._marks.c
+        query = sa.select(sa.func.sum(marks.rows)).where(marks.run == run, marks.target == self.full_name)
         return int(connection.scalar(query) or 0)
-
-    def _forget(self, connection: sa.Connection, runs: Collection[str]) -> None:
-        if self._has(connection, MARKS):
-            connection.execute(sa.delete(self._marks).where(*self._of(runs)))
-
-    def _of(self, runs: Collection[str]) -> tuple[Any, Any]:
-        return self._marks.c.run.in_(runs), self._marks.c.target == self.full_name
 
     def _make_marks(self, connection: sa.Connection) -> None:
         if not self._has(connection, MARKS):
             self._alone(connection)
             self._marks.create(connection, checkfirst=True)
 
-    def _make_table(self, connection: sa.Connection, kinds: Mapping[str, set[str]]) -> dict[str, Any]:
-        """The table's columns, made from the rows unless another process has been quicker."""
+    def _make_table(self, connection: sa.Connection, kinds: Mapping[str, set[str]], token: SqlPart) -> dict[str, Any]:
+        """The table's columns, made for the rows of a part, which is marked, unless another process has been quicker."""
         self._alone(connection)
         if there := self._columns(connection):
             return there
+        self._refuse_or_forget_old_marks(connection, token)
         types = {name: SQL_TYPES[widest(name, kinds[name])] for name in kinds}
         columns = [
             sa.Column(sa.quoted_name(name, True), kind, primary_key=name in self.upsert_by, autoincrement=False)
@@ -177,6 +189,17 @@ class SqlTable:
         table = sa.Table(sa.quoted_name(self.name, True), sa.MetaData(), *columns, schema=self.schema)
         table.create(connection, checkfirst=False)
         return types
+
+    def _refuse_or_forget_old_marks(self, connection: sa.Connection, token: SqlPart) -> None:
+        """Marks that are there when a table is made are of one that is gone. Other runs notice that when theirs are, too."""
+        if lost := self._rows_of(connection, token.run) - token.rows:
+            raise OutputError(
+                f"{self.database.shown}: the table {self.full_name} is gone, to which this run has written {lost} rows; "
+                "put it back, or start over"
+            )
+        others = self._marks.c.target == self.full_name, self._marks.c.run != token.run
+        if connection.execute(sa.select(self._marks).where(*others).limit(1)).first() is not None:
+            connection.execute(sa.delete(self._marks).where(*others))
 
     def _alone(self, connection: sa.Connection) -> None:
         """Until the transaction ends. In SQLite every transaction is alone."""

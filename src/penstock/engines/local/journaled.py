@@ -15,7 +15,7 @@ from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
 from penstock.engines.local.inputs import Input, list_inputs, written_by
 from penstock.engines.local.journal import Journal
-from penstock.engines.local.manifest import environment, is_told_finished, write_manifest
+from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
 from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, model_files, order_of
 from penstock.engines.local.run import Run, labelled_sinks, terminable
@@ -60,6 +60,7 @@ class _Begun:
         self.sinks = {index: sink for index, (_, sink) in labelled_sinks(plan).items()}
         self.identity = describe_run(graph, plan)
         self.names = stable_names(graph)
+        self.is_blind = False  # it takes the place of a run whose journal cannot be read
         self.journal = self._opened()
 
     def _opened(self) -> Journal:
@@ -159,12 +160,19 @@ class _Begun:
         return f"run the same command again{without} and it goes on from there"
 
     def _found(self) -> Journal | None:
+        found = None
         try:
-            return self.folder.journal()
-        except EngineError:
+            found = self.folder.journal()
             if self.options.fresh:
-                return None
-            raise
+                _facts_of(found)  # all that a fresh start must know of it can be read
+            return found
+        except EngineError:
+            if not self.options.fresh:
+                raise
+        if found is not None:
+            found.close()
+        self.is_blind = True
+        return None
 
     def _create(self, found: Journal | None) -> Journal:
         written = () if found is None else written_by(found)
@@ -184,8 +192,9 @@ class _Begun:
             "fixed": fixed_by(self.options),
             **_facts_of(found),
         }
-        if found is not None:
+        if found is not None or self.is_blind:
             self._rehearse(facts)
+        if found is not None:
             found.close()
         return Journal.create(self.folder.path, facts, splits, [*files, *model_files(self.identity)])
 
@@ -195,7 +204,10 @@ class _Begun:
             sink.clean(facts["run"])  # a process that was killed may have been here before
         try:
             for sink in self.sinks.values():
-                sink.start_over(facts.get("earlier") or ())
+                if self.is_blind:
+                    sink.start_over_blindly(told_run(self.folder.path))
+                else:
+                    sink.start_over(facts.get("earlier") or ())
                 sink.prepare(facts["run"])
         finally:
             for sink in self.sinks.values():

@@ -58,26 +58,23 @@ def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str
     yield f"  inputs    {files[0]:,} file(s); models {files[1]:,} file(s)"
 
 
-def verify(folder: str) -> tuple[list[str], str]:
-    """Compare the files of the output with the manifest: what is wrong with them, and what was looked at."""
+def verify(folder: str) -> tuple[list[str], int, list[str]]:
+    """Compare the files of the output with the manifest: what is wrong with them, how many there are, and what else there
+    is, which was not looked at: how to reach it is known only to the run itself."""
     manifest = read_manifest(folder)
     if manifest["state"] != "finished":
         raise UsageError(f"{folder}: the run is {manifest['state']}, not finished; run the same command again, then verify")
     problems: list[str] = []
-    checked = unchecked = 0
+    checked = 0
+    unseen: list[str] = []
     for output in manifest["outputs"]:
-        for part in output["parts"]:
-            if "path" not in part:
-                unchecked += 1
-                continue
-            checked += 1
-            if wrong := _problem(part):
-                problems.append(wrong)
+        files = [part for part in output["parts"] if "path" in part]
+        checked += len(files)
+        problems += filter(None, map(_problem, files))
         problems += _strangers(output)
-    told = f"{checked:,} file(s) of {len(manifest['outputs'])} output(s)"
-    if unchecked:
-        told += f"; {unchecked:,} part(s) that are not files were not looked at"
-    return problems[:MOST_PROBLEMS] + _rest(problems), told
+        if others := len(output["parts"]) - len(files):
+            unseen.append(f"{output['sink']}: {others:,} part(s) that are not files were not looked at")
+    return problems[:MOST_PROBLEMS] + _rest(problems), checked, unseen
 
 
 def _problem(part: dict[str, Any]) -> str | None:
