@@ -19,7 +19,7 @@ from sql_databases import TestDatabase, database, postgres, server, sqlite, writ
 __all__ = ["database", "postgres", "server", "sqlite"]  # fixtures
 
 LINES = 4000  # several splits
-GONE = r"\d+ part\(s\) that this run has written are gone, such as"
+GONE = r"\d+ part\(s\) that this run has written are gone or changed, such as"
 
 
 @pytest.fixture(autouse=True)
