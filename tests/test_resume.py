@@ -888,3 +888,41 @@ def test_run_dir_is_a_local_folder(monkeypatch, tmp_path):
     assert ps.RunOptions(run_dir="~/x").run_dir == str(tmp_path / "x")
     with pytest.raises(UsageError, match="on a local disk"):
         ps.Pipeline(run_dir="s3://bucket/run")
+
+
+# What a second review found.
+
+
+def test_whether_a_run_was_finished_does_not_depend_on_its_splits(folder):
+    def empty():
+        p = ps.Pipeline(run_dir=folder / "empty")
+        p | ps.Create([]) | ps.WriteToText(folder / "nothing")
+        return p.run().was_finished
+
+    assert [empty(), empty()] == [False, True]
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.jsonl").write_text("old\n")
+
+    class Away(JsonlSink):
+        def publish(self, token):
+            if os.path.exists(f"{self.path}/../broken"):
+                raise ConnectionError("the database is away")
+            super().publish(token)
+
+    def run():
+        p = ps.Pipeline(run_dir=folder / "run", workers=0)
+        p | ps.ReadFromText(folder / "in" / "*.txt") | ps.Write(Away(str(folder / "out"), True))
+        return p.run()
+
+    (folder / "broken").touch()
+    with pytest.raises(EngineError, match=r"could not be published: ConnectionError: the database is away; put that right"):
+        run()
+    told = penstock(folder, "status", "run").stdout
+    assert "0 of 8 done (0.0%); 8 more are written and wait to be published" in told
+    assert "of splits that are done or wait" in told
+    (folder / "broken").unlink()
+    result = run()
+    assert result.splits_before == result.splits == 8
+    assert not result.was_finished, "its output became visible just now"
+    assert run().was_finished
+    assert "8 of 8 done (100.0%)\n" in penstock(folder, "status", "run").stdout

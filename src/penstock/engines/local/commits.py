@@ -23,7 +23,7 @@ from penstock.engines.local.journal import Journal
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.engines.local.outputs import finish
 from penstock.engines.local.schedule import Task
-from penstock.errors import OutputError
+from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
@@ -100,7 +100,7 @@ class Commits:
                 try:
                     sinks[part.sink].publish(part.token)
                 except Exception as exc:
-                    raise OutputError(
+                    raise EngineError(
                         f"{sinks[part.sink].describe()}: a finished part could not be published: "
                         f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
                         "the part is kept, and the run goes on from there"

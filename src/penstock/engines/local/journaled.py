@@ -98,7 +98,7 @@ class _Begun:
             if not is_told_finished(journal.folder):  # the process that finished it died before it could say so
                 write_manifest(journal)
             tally = tally_of(journal, self.names)
-            return run.result(tally, before=tally.splits)
+            return run.result(tally, before=tally.splits, was_finished=True)
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:

@@ -52,7 +52,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
         "created": _instant(journal.fact("created")),
         "sessions": [_session(session) for session in sessions],
         "seconds": round(sum(session["seconds"] or 0 for session in sessions), 3),
-        "splits": {"all": sum(splits.values()), "done": splits.get("done", 0)},
+        "splits": {"all": sum(splits.values()), "prepared": splits.get("prepared", 0), "done": splits.get("done", 0)},
         "counts": {
             label: {"rows_in": count.rows_in, "rows_out": count.rows_out, "rows_failed": count.rows_failed}
             for label, count in total.counts.items()
