@@ -94,7 +94,19 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read: {exc}; run the same command again, and it is written anew") from exc
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UsageError(f"{path}: expected a manifest of format {FORMAT}, as this version writes it")
+    if wrong := _wrong_with(manifest):
+        raise UsageError(f"{path}: {wrong}; run the same command again, and it is written anew")
     return manifest
+
+
+def _wrong_with(manifest: dict[str, Any]) -> str | None:
+    """What programs that read a manifest rely on, and it does not have."""
+    if not isinstance(manifest.get("state"), str):
+        return "does not say the state of the run"
+    outputs = manifest.get("outputs")
+    if not isinstance(outputs, list) or not all(isinstance(o, dict) and isinstance(o.get("parts"), list) for o in outputs):
+        return "does not tell the outputs of the run, with the parts of each"
+    return None
 
 
 def is_told_finished(folder: str) -> bool:

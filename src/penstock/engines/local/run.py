@@ -70,9 +70,7 @@ class Run:
                 outputs.publish(tally)
         return self.result(tally, before, time.perf_counter() - started), tally
 
-    def result(
-        self, tally: Tally, before: int = 0, seconds: float = 0.0, *, was_finished: bool = False
-    ) -> RunResult:
+    def result(self, tally: Tally, before: int = 0, seconds: float = 0.0, *, was_finished: bool = False) -> RunResult:
         return RunResult(
             run=self.id,
             seconds=seconds,
