@@ -338,6 +338,6 @@ def _settle(path: str) -> None:
             db.close()
             if busy:
                 raise EngineError(f"the journal {path} is being read by another process; try again in a moment")
-        for suffix in ("-wal", "-shm"):
+        for suffix in ("-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
