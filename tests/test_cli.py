@@ -61,6 +61,71 @@ def test_run_a_pipeline_that_the_script_only_builds(penstock, tmp_path):
     assert (done.returncode, done.stdout) == (0, "a\n--b\n")
 
 
+SHOWS = """
+import sys
+print(sys.argv[1:])
+p = ps.Pipeline()
+p | ps.Create(["a"]) | ps.WriteToText("out")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_journaled", "passed"),
+    [
+        (["pipeline.py", "--run-dir", "run"], True, []),
+        (
+            ["pipeline.py", "a", "--b=1", "-c", "--run-dir=run", "d", "--work", "-5"],
+            True,
+            ["a", "--b=1", "-c", "d", "--work", "-5"],
+        ),
+        (
+            ["--workers", "0", "pipeline.py", "a", "--", "--run-dir", "run", "--", "-h"],
+            False,
+            ["a", "--run-dir", "run", "--", "-h"],
+        ),
+        (["pipeline.py", "--", "--workers", "x"], False, ["--workers", "x"]),
+        (["--run-dir", "run", "--", "pipeline.py", "--fresh"], True, ["--fresh"]),
+    ],
+)
+def test_flags_on_both_sides_of_the_script(penstock, tmp_path, arguments, is_journaled, passed):
+    script(tmp_path, SHOWS)
+    done = penstock("run", *arguments)
+    assert (done.returncode, done.stdout) == (0, f"{passed}\n"), done.stderr
+    assert (tmp_path / "run" / "journal.db").exists() == is_journaled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: script"),
+        (["--work", "1", "pipeline.py"], "unrecognized arguments: --work"),
+        (["pipeline.py", "--workers", "x"], "argument --workers: invalid int value: 'x'"),
+        (["pipeline.py", "--run-dir"], "argument --run-dir: expected one argument"),
+    ],
+)
+def test_flags_that_are_wrong(penstock, tmp_path, arguments, message):
+    script(tmp_path, SHOWS)
+    done = penstock("run", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: penstock run ")
+    assert done.stderr.endswith(f"penstock run: error: {message}\n")
+
+
+def test_help_is_penstock_s_on_both_sides_of_the_script(penstock, tmp_path):
+    assert penstock("run", script(tmp_path, SHOWS), "--help").stdout == penstock("run", "--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["status", "run"], ["explain", "pipeline.py"]])
+def test_a_reader_that_goes_away(penstock, tmp_path, arguments):
+    assert penstock("run", script(tmp_path, DOUBLES), "--run-dir", "run").returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "penstock.cli", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_flags_win_over_the_script(penstock, tmp_path):
     text = """
 import os

@@ -6,14 +6,17 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import xxhash
 
@@ -184,7 +187,10 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(folder):
     )
     assert f"running, in process {process.pid}" in told.stdout
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = f"what was done is kept in {folder}/run: run the same command again, and it goes on from there"
+    assert told.endswith(f"penstock: stopped; {kept}\n")
     assert manifest_of(folder)["state"] == "stopped"
     assert not [name for name in os.listdir(folder / "out") if name.startswith(".")]
     script.write_text(script.read_text().replace("time.sleep(0.01)", "pass"))
@@ -1050,3 +1056,173 @@ def test_run_dir_is_a_local_folder(monkeypatch, tmp_path):
     assert ps.RunOptions(run_dir="~/x").run_dir == str(tmp_path / "x")
     with pytest.raises(UsageError, match="on a local disk"):
         ps.Pipeline(run_dir="s3://bucket/run")
+
+
+# What a second review found.
+
+
+def test_whether_a_run_was_finished_does_not_depend_on_its_splits(folder):
+    def empty():
+        p = ps.Pipeline(run_dir=folder / "empty")
+        p | ps.Create([]) | ps.WriteToText(folder / "nothing")
+        return p.run().was_finished
+
+    assert [empty(), empty()] == [False, True]
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.jsonl").write_text("old\n")
+
+    class Away(JsonlSink):
+        def publish(self, token):
+            if os.path.exists(f"{self.path}/../broken"):
+                raise ConnectionError("the database is away")
+            super().publish(token)
+
+    def run():
+        p = ps.Pipeline(run_dir=folder / "run", workers=0)
+        p | ps.ReadFromText(folder / "in" / "*.txt") | ps.Write(Away(str(folder / "out"), True))
+        return p.run()
+
+    (folder / "broken").touch()
+    with pytest.raises(EngineError, match=r"could not be published: ConnectionError: the database is away; put that right"):
+        run()
+    told = penstock(folder, "status", "run").stdout
+    assert "0 of 8 done (0.0%); 8 more are written and wait to be published" in told
+    assert "of splits that are done or wait" in told
+    (folder / "broken").unlink()
+    result = run()
+    assert result.splits_before == result.splits == 8
+    assert not result.was_finished, "its output became visible just now"
+    assert run().was_finished
+    assert "8 of 8 done (100.0%)\n" in penstock(folder, "status", "run").stdout
+
+
+def test_a_file_whose_name_is_no_text_can_be_the_whole_input(tmp_path):
+    source = tmp_path / os.fsdecode(b"\xff.txt")
+    source.write_text("a\nb\n")
+
+    def run():
+        p = ps.Pipeline(run_dir=tmp_path / "run")
+        p | ps.ReadFromText(source) | ps.WriteToText(tmp_path / os.fsdecode(b"out\xff"))
+        return p.run()
+
+    run()
+    assert run().was_finished
+    [read] = manifest_of(tmp_path)["inputs"]
+    assert (read["path"], read["step"]) == (str(source), f"ReadFromText({source.name})")
+    told = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "status", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        timeout=60,
+    )
+    assert told.returncode == 0, told.stderr
+    assert r"out\udcff: 1 part(s), 4 bytes" in told.stdout
+
+
+class Plain(ps.Source):
+    """Splits as they are given to it."""
+
+    def __init__(self, splits):
+        self.all = splits
+
+    def splits(self, goal):
+        return self.all()
+
+    def read(self, split):
+        yield [str(split)]
+
+
+def test_sources_and_sinks_that_give_what_a_journal_cannot_keep(tmp_path):
+    class Details(JsonlSink):
+        def details(self, token):
+            return {**super().details(token), "rows": numpy.int64(3)}
+
+    class Notes(JsonlSink):
+        def prepare(self, run):
+            return set(super().prepare(run))
+
+    def run(splits, sink):
+        p = ps.Pipeline(run_dir=tmp_path / "run", workers=0)
+        p | "read it" >> ps.Read(Plain(splits)) | ps.Write(sink(str(tmp_path / "out"), False))
+        return p.run()
+
+    with pytest.raises(UsageError, match=r"(?s)Plain read it: a split of type lock cannot be pickled .*plain data"):
+        run(lambda: [threading.Lock()], JsonlSink)
+    assert os.listdir(tmp_path / "run") == ["lock"]
+    with pytest.raises(UsageError, match=r"out: Notes\.prepare\(\) returned set\(\): .*expected what JSON has: str, int"):
+        run(lambda: [1, 2], Notes)
+    assert os.listdir(tmp_path / "run") == ["lock"]
+    assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(UsageError, match=r"out: Details\.details\(\) returned .*int64 .*expected what JSON has"):
+        run(lambda: [1, 2], Details)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_splits_whose_class_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "pieces.py").write_text("class Piece(str): pass\nclass Bit(str): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import pieces
+
+    def run(kind, **options):
+        p = ps.Pipeline(run_dir=tmp_path / "run", workers=0, **options)
+        rows = p | ps.Read(Plain(lambda: [kind("a"), kind("b")]))
+        rows | ps.Map(lambda row: row if os.path.exists(tmp_path / "on") else 1 // 0) | ps.WriteToText(tmp_path / "out")
+        return p.run()
+
+    with pytest.raises(StepError):
+        run(pieces.Piece)
+    (tmp_path / "on").touch()
+    piece = pieces.Piece
+    monkeypatch.delattr(pieces, "Piece")
+    with pytest.raises(RunChangedError, match=r"has splits of code that is gone: AttributeError.*'Piece'.*\(--fresh\)"):
+        run(pieces.Bit, accept_changes=("code",))
+    assert "failed; run the same command again" in penstock(tmp_path, "status", "run").stdout, "none has died"
+    monkeypatch.setattr(pieces, "Piece", piece, raising=False)
+    run(pieces.Piece, accept_changes=("code",))
+    assert lines_of(tmp_path) == ["a", "b"]
+
+
+def test_an_empty_journal_is_a_damaged_one(folder):
+    begun(folder)
+    (folder / "run" / "journal.db").write_bytes(b"")
+    with pytest.raises(EngineError, match=r"is damaged: .*no such table.*--fresh"):
+        goes_on(folder)
+    told = penstock(folder, "status", "run")
+    assert told.returncode == 1
+    assert re.fullmatch(r"penstock: the journal .* is damaged: .*--fresh\n", told.stderr)
+
+
+def test_a_manifest_that_lacks_something(folder):
+    copied(folder)
+    path = folder / "run" / "manifest.json"
+    whole = path.read_text()
+    for name, wrong in (("state", None), ("outputs", None), ("outputs", [{"sink": "out"}])):
+        manifest = {**json.loads(whole), name: wrong}
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
+        told = penstock(folder, "verify", "run")
+        assert (told.returncode, name in told.stderr) == (2, True)
+        assert "run the same command again, and it is written anew" in told.stderr
+        assert "Traceback" not in told.stderr
+        assert copied(folder).was_finished
+        assert json.loads(path.read_text()) == json.loads(whole)
+
+
+def test_a_run_that_is_refused_at_its_start_leaves_no_manifest(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "part-00000.txt").write_text("old\n")
+    with pytest.raises(OutputError, match="there already"):
+        copied(folder)
+    assert os.listdir(folder / "run") == ["lock"]
+    assert "expected the run_dir of a run" in penstock(folder, "verify", "run").stderr
+
+
+def test_a_reader_at_the_end_of_a_run_leaves_no_log(folder, monkeypatch):
+    """Which SQLite itself removes only if nobody else has the journal open, and `penstock status` may not."""
+    journal = Journal.create(str(folder), {"run": "1"}, [], [])
+    journal.set_facts({"finished": 1})
+    reader = Journal.open(str(folder), read_only=True)
+    monkeypatch.setattr("time.sleep", lambda _: reader.close())
+    journal.close()
+    assert [name for name in os.listdir(folder) if name.startswith("journal")] == ["journal.db"]

@@ -1,6 +1,6 @@
 """The command: penstock run, explain, status, verify, version.
 
-Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is wrong; 130 and 143 stopped by a signal.
+Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is wrong; 130, 141 and 143 stopped by a signal.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import signal
+import sqlite3
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from penstock.engines.local.journaled import KEPT
 from penstock.engines.local.status import status, verify
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.observe.result import RunResult
 from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
@@ -24,65 +26,88 @@ from penstock.rows import original_traceback
 from penstock.transport.reports import IN_A_WORKER
 from penstock.version import __version__
 
+SCRIPTED = {
+    "run": "run the pipelines of a Python script",
+    "explain": "show how the pipelines of a script would run, and why, without running them",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parsed(list(sys.argv[1:] if argv is None else argv))
     if arguments.command == "version":
-        print(f"penstock {__version__}")
+        _say(f"penstock {__version__}", sys.stdout)
         return 0
     try:
         if arguments.command == "status":
-            print(status(arguments.run_dir))
+            _say(status(arguments.run_dir), sys.stdout)
             return 0
         if arguments.command == "verify":
             return _verify(arguments.run_dir)
         return _run_script(arguments)
     except UsageError as exc:
-        print(f"penstock: {_told(exc)}", file=sys.stderr)
+        _say(f"penstock: {_told(exc)}")
         return 2
     except PenstockError as exc:
-        print(f"penstock: the run failed: {_told(exc)}", file=sys.stderr)
+        failed = "the run failed: " if arguments.command in SCRIPTED else ""
+        _say(f"penstock: {failed}{_told(exc)}")
         return 1
-    except KeyboardInterrupt:
-        print("penstock: stopped", file=sys.stderr)
+    except KeyboardInterrupt as exc:
+        _say("; ".join(["penstock: stopped", *_kept(exc)]))
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print a line, to stderr if not told otherwise. Names of files need not be text, and readers may go away."""
+    file = file or sys.stderr
+    try:
+        try:
+            print(text, file=file, flush=True)
+        except UnicodeEncodeError:
+            print(text.encode(file.encoding, "backslashreplace").decode(file.encoding), file=file, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # what is left of it is written when Python ends
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace:
+    """The arguments. Flags are Penstock's on both sides of the script, as people write them, up to a `--`."""
+    parser, scripted = _parser()
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, rest = argv[:at], argv[at + 1 :]
+    if not own or own[0] not in SCRIPTED:
+        return parser.parse_args(argv)
+    command = scripted[own[0]]
+    if "-h" in own or "--help" in own:
+        command.parse_args(["--help"])
+    try:
+        arguments, others = _flags().parse_known_args(own[1:])
+    except argparse.ArgumentError as exc:
+        command.error(str(exc))
+    if others and others[0].startswith("-"):
+        command.error(f"unrecognized arguments: {others[0]}")
+    others += rest
+    if not others:
+        command.error("the following arguments are required: script")
+    arguments.command, arguments.script, arguments.arguments = own[0], others[0], others[1:]
+    return arguments
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands that run a script."""
     parser = argparse.ArgumentParser(prog="penstock", description="ML inference over batch data as one transform.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, text in (
-        ("run", "run the pipelines of a Python script"),
-        ("explain", "show how the pipelines of a script would run, and why, without running them"),
-    ):
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    scripted = {}
+    for name, text in SCRIPTED.items():
+        scripted[name] = command = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=[_flags()]
+        )
         command.add_argument("script", help="a Python file that builds pipelines")
-        command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the script")
-        command.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
-        command.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
         command.add_argument(
-            "--deterministic", action="store_true", default=None, help="batches inside a split only, in one fixed way"
-        )
-        command.add_argument(
-            "--progress", action=argparse.BooleanOptionalAction, default=None, help="live lines (default: in a terminal)"
-        )
-        command.add_argument("--run-dir", metavar="DIR", help="keep a journal there: run it again, and it goes on")
-        command.add_argument(
-            "--fresh", action="store_true", default=None, help="forget the run that is in DIR, and start over"
-        )
-        command.add_argument(
-            "--accept-change",
-            action="append",
-            choices=CHANGES,
-            dest="accept_changes",
-            help="go on although this has changed since the run was begun (may be given several times)",
-        )
-        command.add_argument(
-            "--input-digests",
-            action=argparse.BooleanOptionalAction,
-            default=None,
-            help="digests of the inputs in the manifest (default: up to 1 GiB of them)",
+            "arguments",
+            nargs=argparse.REMAINDER,
+            help="passed on to the script; the options below are Penstock's on both sides of the script, but for those "
+            "after a --",
         )
     for name, text in (
         ("status", "show how a run with a journal stands, also while it goes on"),
@@ -91,7 +116,36 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("run_dir", metavar="DIR", help="the run_dir of a run")
     commands.add_parser("version", help="print the version")
-    return parser
+    return parser, scripted
+
+
+def _flags() -> argparse.ArgumentParser:
+    """The flags of commands that run a script. None may be shortened: the script may have one that begins like it."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
+    flags.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
+    flags.add_argument(
+        "--deterministic", action="store_true", default=None, help="batches inside a split only, in one fixed way"
+    )
+    flags.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, default=None, help="live lines (default: in a terminal)"
+    )
+    flags.add_argument("--run-dir", metavar="DIR", help="keep a journal there: run it again, and it goes on")
+    flags.add_argument("--fresh", action="store_true", default=None, help="forget the run that is in DIR, and start over")
+    flags.add_argument(
+        "--accept-change",
+        action="append",
+        choices=CHANGES,
+        dest="accept_changes",
+        help="go on although this has changed since the run was begun (may be given several times)",
+    )
+    flags.add_argument(
+        "--input-digests",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="digests of the inputs in the manifest (default: up to 1 GiB of them)",
+    )
+    return flags
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
@@ -138,7 +192,7 @@ def _execute(script: str, session: _Session) -> int:
         raise
     except Exception as exc:
         if session.count and isinstance(session, _Explaining):
-            print(f"penstock: the script stopped after that, without rows to work on: {exc!r}", file=sys.stderr)
+            _say(f"penstock: the script stopped after that, without rows to work on: {exc!r}")
             return 0
         _print_script_error(exc, script)
         return 1
@@ -182,34 +236,40 @@ class _Running(_Session):
             told = f"{read:,} rows, of which what was left in {result.seconds:.1f} s"
         else:
             told = f"{read:,} rows in {result.seconds:.1f} s"
-        print(f"penstock: {told}{where}", file=sys.stderr)
+        _say(f"penstock: {told}{where}")
         return result, rows
 
 
 class _Explaining(_Session):
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         self.count += 1
-        print(self.explain(graph, options))
+        _say(self.explain(graph, options), sys.stdout)
         return RunResult(run="", seconds=0.0, counts={}), {pcoll: [] for pcoll in graph.collect}
 
 
 def _verify(run_dir: str) -> int:
     problems, files, unseen = verify(run_dir)
     for told in (*problems, *unseen):
-        print(f"penstock: {told}", file=sys.stderr)
+        _say(f"penstock: {told}")
     if files or not unseen:
-        print(f"penstock: {files:,} file(s): {'not ' if problems else ''}as the manifest says", file=sys.stderr)
+        _say(f"penstock: {files:,} file(s): {'not ' if problems else ''}as the manifest says")
     return 1 if problems else 0
 
 
 def _told(exc: PenstockError) -> str:
     """An error for people: its message, for the user's own code the traceback of the original error, and whether the run
     can go on."""
-    notes = getattr(exc, "__notes__", [])
     if isinstance(exc, UsageError):
-        return "\n".join([str(exc), *(note for note in notes if note.startswith(KEPT))])
-    is_traced = exc.__cause__ is None or any(note.startswith(IN_A_WORKER) for note in notes)
+        return "\n".join([str(exc), *_kept(exc)])
+    notes = getattr(exc, "__notes__", [])
+    is_disk = type(exc) is EngineError and isinstance(exc.__cause__, (OSError, sqlite3.Error))  # its message says it all
+    is_traced = exc.__cause__ is None or is_disk or any(note.startswith(IN_A_WORKER) for note in notes)
     return "\n".join([str(exc), *([] if is_traced else [original_traceback(exc)]), *notes])
+
+
+def _kept(exc: BaseException) -> list[str]:
+    """The notes which say that the run can go on."""
+    return [note for note in getattr(exc, "__notes__", []) if note.startswith(KEPT)]
 
 
 def _print_script_error(exc: Exception, script: str) -> None:

@@ -64,11 +64,7 @@ class RunResult:
     splits_before: int = 0  # of them, those that earlier processes have done, where the run was resumed
     retries: int = 0  # splits that ran again, after a death or passing trouble
     worker_deaths: int = 0
-
-    @property
-    def was_finished(self) -> bool:
-        """Whether an earlier process had finished the run, so that nothing was left to do."""
-        return self.splits_before == self.splits > 0
+    was_finished: bool = False  # an earlier process had finished the run, so that nothing was left to do
 
     def rows_out(self, step: str) -> int:
         """How many rows a step gave."""

@@ -20,10 +20,11 @@ from penstock.engines.bundle import BundleResult
 from penstock.engines.local.coordinator import Tally
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.journal import Journal
+from penstock.engines.local.journal_values import checked_json
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.engines.local.outputs import finish
 from penstock.engines.local.schedule import Task
-from penstock.errors import OutputError
+from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
@@ -90,7 +91,7 @@ class Commits:
     def _described(self, node: int, token: Any) -> PreparedPart:
         """A part as the journal has it, which knows sinks by their place among all, not by their node."""
         sink = self.sinks[node]
-        return PreparedPart(list(self.sinks).index(node), token, sink.details(token))
+        return PreparedPart(list(self.sinks).index(node), token, checked_json(sink.details(token), sink, "details"))
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
@@ -100,7 +101,7 @@ class Commits:
                 try:
                     sinks[part.sink].publish(part.token)
                 except Exception as exc:
-                    raise OutputError(
+                    raise EngineError(
                         f"{sinks[part.sink].describe()}: a finished part could not be published: "
                         f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
                         "the part is kept, and the run goes on from there"
@@ -158,7 +159,7 @@ class SplitBySplit:
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks.values():
                 sink.start_over(earlier)
-        notes = [sink.prepare(self._run) for sink in self._sinks.values()]
+        notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks.values()]
         hold = any(sink.replaces() for sink in self._sinks.values())
         asides = [aside for sink in self._sinks.values() for aside in sink.aside(self._run)]
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})

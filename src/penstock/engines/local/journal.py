@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,14 +21,17 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.crashes import crash_point
+from penstock.engines.local.journal_errors import journal_errors, reading, unpickling
+from penstock.engines.local.journal_values import name_of, pickled, storable
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
-from penstock.transport.packing import dump_rows, load_pickle
+from penstock.transport.packing import load_pickle
 
 FORMAT = 1
 NAME = "journal.db"
+TRIES = 6  # at the log's removal, which has to wait for `penstock status`
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -52,8 +54,9 @@ CREATE TABLE parts (
 class Journal:
     """An open journal. Used by one thread."""
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, *, read_only: bool = False) -> None:
         self._db = connection
+        self._read_only = read_only
         self.path = path
         self.folder = os.path.dirname(path)
 
@@ -70,15 +73,14 @@ class Journal:
         path = os.path.join(folder, NAME)
         new = f"{path}.new"
         remove(new)
-        with _journal_errors(path):
+        with journal_errors(path):
             journal = cls(_connect(new, "rwc", log=False), path)  # a log could be left behind by the rename
-            journal._db.executescript(_TABLES)
-            crash_point()
-            with journal._transaction():
-                for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
-                    journal._set(name, value)
-                journal._add_splits(splits)
-                journal._put_files((role, owner, file, None) for role, owner, file in files)
+            try:
+                journal._fill(facts, splits, files)
+            except BaseException:
+                journal.close()
+                remove(new)
+                raise
             journal.close()
             crash_point()
             _settle(path)
@@ -91,14 +93,31 @@ class Journal:
     @classmethod
     def open(cls, folder: str, *, read_only: bool = False) -> Journal:
         path = os.path.join(folder, NAME)
-        with _reading(path):
-            journal = cls(_connect(path, _reading_mode(path) if read_only else "rw"), path)
-            found = journal.fact("format")
+        with reading(path):
+            journal = cls(_connect(path, _reading_mode(path) if read_only else "rw"), path, read_only=read_only)
+            try:
+                found = journal.fact("format")
+            except BaseException:
+                journal._db.close()
+                raise
         if found != FORMAT:
-            raise EngineError(f"{path}: was written by another version (format {found}, expected {FORMAT}); start afresh")
+            journal._db.close()
+            raise EngineError(
+                f"{path}: was written by another version (format {found}, expected {FORMAT}); run it with that, or "
+                "start over with fresh=True or --fresh"
+            )
         return journal
 
     def close(self) -> None:
+        """The writer leaves one file: a log that stays, because somebody reads it just now, would never be removed."""
+        for _ in range(0 if self._read_only else TRIES):
+            try:
+                self._db.execute("PRAGMA journal_mode = DELETE")
+                break
+            except sqlite3.OperationalError:
+                time.sleep(0.05)
+            except sqlite3.Error:
+                break
         self._db.close()
 
     # What there is.
@@ -110,7 +129,7 @@ class Journal:
     def open_splits(self) -> list[tuple[SplitId, Any]]:
         """The splits that are still to be done."""
         found = self._query("SELECT source, number, split FROM splits WHERE state = 'open' ORDER BY source, number")
-        with _reading(self.path):
+        with unpickling(self.path, "splits"):
             return [(SplitId(source, number), load_pickle(split)) for source, number, split in found]
 
     def split_counts(self) -> dict[str, int]:
@@ -148,8 +167,8 @@ class Journal:
         found: dict[str, dict[str, tuple[InputFile, str | None]]] = {}
         rows = self._query("SELECT owner, path, bytes, stamp, sha256 FROM files WHERE role = ?", (role,))
         for owner, path, size, stamp, digest in rows:
-            name = path.decode("utf-8", "surrogateescape") if isinstance(path, bytes) else path
-            found.setdefault(owner, {})[name] = InputFile(name, size, stamp, None), digest
+            name = name_of(path)
+            found.setdefault(name_of(owner), {})[name] = InputFile(name, size, stamp, None), digest
         return found
 
     def sessions(self) -> list[dict[str, Any]]:
@@ -210,6 +229,7 @@ class Journal:
 
     def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
         """These splits are done but for the publishing of their parts. From now on they are never run again."""
+        sinks = self.fact("sink_names") or ()
         with self._transaction():
             for split, result, parts in splits:
                 told = json.dumps(result.to_json(), separators=(",", ":"))
@@ -221,7 +241,7 @@ class Journal:
                 self._db.executemany(
                     "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
                     [
-                        (*split, at, part.sink, dump_rows(part.token), json.dumps(part.details))
+                        (*split, at, part.sink, pickled(part.token, "part", sinks, part.sink), json.dumps(part.details))
                         for at, part in enumerate(parts)
                     ],
                 )
@@ -238,26 +258,44 @@ class Journal:
     def _set(self, name: str, value: Any) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
+    def _fill(
+        self,
+        facts: Mapping[str, Any],
+        splits: Iterable[tuple[SplitId, Any]],
+        files: Iterable[tuple[str, str, InputFile]],
+    ) -> None:
+        self._db.executescript(_TABLES)
+        crash_point()
+        with self._transaction():
+            for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
+                self._set(name, value)
+            self._add_splits(splits)
+            self._put_files((role, owner, file, None) for role, owner, file in files)
+
     def _add_splits(self, splits: Iterable[tuple[SplitId, Any]]) -> None:
-        rows = ((*split, dump_rows(payload)) for split, payload in splits)
+        sources = (self.fact("order") or {}).get("sources", {})
+        rows = [(*split, pickled(payload, "split", sources, split.source)) for split, payload in splits]
         self._db.executemany("INSERT INTO splits (source, number, split) VALUES (?, ?, ?)", rows)
 
     def _put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
-        rows = [(role, owner, _storable(file.path), file.size, file.modified, digest) for role, owner, file, digest in files]
+        rows = [
+            (role, storable(owner), storable(file.path), file.size, file.modified, digest)
+            for role, owner, file, digest in files
+        ]
         self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _parts_of(self, split: SplitId) -> list[PreparedPart]:
         rows = self._query("SELECT sink, token, details FROM parts WHERE source = ? AND number = ? ORDER BY position", split)
-        with _reading(self.path):
+        with unpickling(self.path, "parts"):
             return [PreparedPart(sink, load_pickle(token), json.loads(details)) for sink, token, details in rows]
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with _journal_errors(self.path):
+        with journal_errors(self.path):
             return self._db.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _journal_errors(self.path):
+        with journal_errors(self.path):
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
@@ -284,15 +322,6 @@ def _reading_mode(path: str) -> str:
     return "ro" if os.path.exists(f"{path}-wal") else "ro&immutable=1"
 
 
-def _storable(path: str) -> str | bytes:
-    """File names are bytes: those that are no text are kept as such."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return path.encode("utf-8", "surrogateescape")
-    return path
-
-
 def remove(path: str) -> None:
     """Delete a journal, and what SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm", "-journal"):
@@ -309,35 +338,6 @@ def _settle(path: str) -> None:
             db.close()
             if busy:
                 raise EngineError(f"the journal {path} is being read by another process; try again in a moment")
-        for suffix in ("-wal", "-shm"):
+        for suffix in ("-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
-
-
-@contextlib.contextmanager
-def _journal_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.OperationalError, OSError) as exc:
-        raise EngineError(
-            f"the journal {path} cannot be read or written: {exc}; put that right (space, permissions, a disk that works) "
-            "and run the same command again: nothing that was done is lost"
-        ) from exc
-    except sqlite3.DatabaseError as exc:
-        raise _damaged(path, exc) from exc
-
-
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        with _journal_errors(path):
-            yield
-    except (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as exc:
-        raise _damaged(path, exc) from exc
-
-
-def _damaged(path: str, exc: Exception) -> EngineError:
-    return EngineError(
-        f"the journal {path} is damaged: {type(exc).__name__}: {exc}; restore it from a copy, or start over with fresh=True "
-        "or --fresh"
-    )

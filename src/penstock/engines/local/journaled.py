@@ -84,6 +84,7 @@ class _Begun:
         journal = self.journal
         run_id, finished = journal.fact("run"), journal.fact("finished")
         pools = choose_pools(self.plan, self.options, Machine.here(), journal.fact("rows"))
+        splits = journal.open_splits()  # if these cannot be read, no session has begun
         session = 0 if finished else self._begin_session(run_id)
         run = Run(
             id=run_id,
@@ -91,7 +92,7 @@ class _Begun:
             plan=self.plan,
             pools=pools,
             programs=programs,
-            scheduler=make_scheduler(self.plan, pools, self.options, journal.open_splits()),
+            scheduler=make_scheduler(self.plan, pools, self.options, splits),
             few=journal.fact("few"),
             options=self.options,
             session=f"-{session}",
@@ -100,7 +101,7 @@ class _Begun:
             if not is_told_finished(journal.folder):  # the process that finished it died before it could say so
                 write_manifest(journal)
             tally = tally_of(journal, self.names)
-            return run.result(tally, before=tally.splits)
+            return run.result(tally, before=tally.splits, was_finished=True)
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:

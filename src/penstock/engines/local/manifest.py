@@ -54,7 +54,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
         "sessions": [_session(session) for session in sessions],
         "accepted_changes": [{**each, "at": _instant(each["at"])} for each in journal.fact("accepted") or ()],
         "seconds": round(sum(session["seconds"] or 0 for session in sessions), 3),
-        "splits": {"all": sum(splits.values()), "done": splits.get("done", 0)},
+        "splits": {"all": sum(splits.values()), "prepared": splits.get("prepared", 0), "done": splits.get("done", 0)},
         "counts": {
             label: {"rows_in": count.rows_in, "rows_out": count.rows_out, "rows_failed": count.rows_failed}
             for label, count in total.counts.items()
@@ -96,7 +96,19 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read: {exc}; run the same command again, and it is written anew") from exc
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UsageError(f"{path}: expected a manifest of format {FORMAT}, as this version writes it")
+    if wrong := _wrong_with(manifest):
+        raise UsageError(f"{path}: {wrong}; run the same command again, and it is written anew")
     return manifest
+
+
+def _wrong_with(manifest: dict[str, Any]) -> str | None:
+    """What programs that read a manifest rely on, and it does not have."""
+    if not isinstance(manifest.get("state"), str):
+        return "does not say the state of the run"
+    outputs = manifest.get("outputs")
+    if not isinstance(outputs, list) or not all(isinstance(o, dict) and isinstance(o.get("parts"), list) for o in outputs):
+        return "does not tell the outputs of the run, with the parts of each"
+    return None
 
 
 def is_told_finished(folder: str) -> bool:

@@ -71,7 +71,7 @@ class Run:
                 outputs.publish(tally)
         return self.result(tally, before, time.perf_counter() - started), tally
 
-    def result(self, tally: Tally, before: int = 0, seconds: float = 0.0) -> RunResult:
+    def result(self, tally: Tally, before: int = 0, seconds: float = 0.0, *, was_finished: bool = False) -> RunResult:
         return RunResult(
             run=self.id,
             seconds=seconds,
@@ -82,6 +82,7 @@ class Run:
             splits_before=before,
             retries=self.scheduler.retries,
             worker_deaths=self.scheduler.deaths,
+            was_finished=was_finished,
         )
 
     def _work(self, outputs: Outputs, tally: Tally) -> None:

@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 
 from penstock.engines.local.journal import NAME, Journal, remove
+from penstock.engines.local.manifest import NAME as MANIFEST
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
 from penstock.options import ASIDE
@@ -77,8 +78,10 @@ class RunDir:
         return Journal.open(self.path)
 
     def forget(self, journal: Journal) -> None:
-        """Remove the journal of a run that was never begun."""
+        """Remove the journal of a run that was never begun, and its manifest, which would be of no run."""
         journal.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, MANIFEST))
         remove(journal.path)
 
     def _take(self) -> None:

@@ -39,12 +39,13 @@ def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str
         state = "died; run the same command again to go on"
     yield f"run {manifest['run']} in {folder}: {state}"
     share = splits["done"] / splits["all"] if splits["all"] else 1.0
-    yield f"  splits    {splits['done']:,} of {splits['all']:,} done ({share:.1%})"
+    waiting = f"; {splits['prepared']:,} more are written and wait to be published" if splits["prepared"] else ""
+    yield f"  splits    {splits['done']:,} of {splits['all']:,} done ({share:.1%}){waiting}"
     yield f"  begun     {manifest['created']}, {len(sessions)} process(es), {manifest['seconds']:,.1f} s in those that ended"
     if sessions and sessions[-1]["error"] and not held:
         yield f"  error     {sessions[-1]['error'].splitlines()[0]}"
     if manifest["counts"]:
-        yield "  rows      in, out and failed, of splits that are done"
+        yield "  rows      in, out and failed, of splits that are done" + (" or wait" if waiting else "")
         width = max(map(len, manifest["counts"]))
         for label, count in manifest["counts"].items():
             yield f"    {label:<{width}}  {count['rows_in']:>12,} {count['rows_out']:>12,} {count['rows_failed']:>9,}"
@@ -83,9 +84,10 @@ def _problem(part: dict[str, Any]) -> str | None:
     try:
         if not fs.exists(inner):
             return f"{path}: is gone"
-        if (size := fs.size(inner)) != part["bytes"]:
-            return f"{path}: has {size:,} bytes, expected {part['bytes']:,}"
-        if part["xxh128"] is not None and xxh128_of(path) != part["xxh128"]:
+        expected = part.get("bytes"), part.get("xxh128")  # a sink of the user's own may not tell them
+        if expected[0] is not None and (size := fs.size(inner)) != expected[0]:
+            return f"{path}: has {size:,} bytes, expected {expected[0]:,}"
+        if expected[1] is not None and xxh128_of(path) != expected[1]:
             return f"{path}: its bytes have changed (xxh128)"
     except (OSError, InputError) as exc:
         return f"{path}: cannot be read: {exc}"
