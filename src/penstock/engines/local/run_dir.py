@@ -9,7 +9,6 @@ import time
 from types import TracebackType
 
 from penstock.engines.local.journal import NAME, Journal, remove
-from penstock.engines.local.manifest import NAME as MANIFEST
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
 from penstock.options import ASIDE
