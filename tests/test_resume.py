@@ -605,7 +605,7 @@ def test_status_and_verify(folder):
     assert penstock(folder, "verify", "nowhere").returncode == 2
     begun(folder)
     told = penstock(folder, "status", "run").stdout
-    assert "failed; run the same command again to go on" in told
+    assert "failed; run the same command again (without --fresh) to go on" in told
     assert "stopped" in told, "the error is shown"
     assert penstock(folder, "verify", "run").returncode == 2, "it is not finished"
     goes_on(folder)

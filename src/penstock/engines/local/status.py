@@ -14,6 +14,7 @@ from penstock.io.digests import xxh128_of
 from penstock.io.files import store_of
 
 MOST_PROBLEMS = 20  # that verify() names
+GO_ON = "run the same command again (without --fresh) to go on"
 
 
 def status(folder: str) -> str:
@@ -33,10 +34,8 @@ def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str
     state = manifest["state"]
     if held:
         state = f"running, in process {sessions[-1]['process'] if sessions else 'unknown'}"
-    elif state not in ("finished", "running"):
-        state = f"{state}; run the same command again to go on"
-    elif state == "running":
-        state = "died; run the same command again to go on"
+    elif state != "finished":
+        state = f"{_ended(state)}; {GO_ON}"
     yield f"run {manifest['run']} in {folder}: {state}"
     share = splits["done"] / splits["all"] if splits["all"] else 1.0
     waiting = f"; {splits['prepared']:,} more are written and wait to be published" if splits["prepared"] else ""
@@ -55,16 +54,25 @@ def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str
         parts = output["parts"]
         size = sum(part.get("bytes", 0) for part in parts)
         yield f"  output    {output['sink']}: {len(parts):,} part(s)" + (f", {size:,} bytes" if size else "")
+    for change in manifest["accepted_changes"]:
+        yield f"  accepted  {change['at']}, {change['kind']}: {change['what']}"
     files = len(manifest["inputs"]), len(manifest["models"])
     yield f"  inputs    {files[0]:,} file(s); models {files[1]:,} file(s)"
+
+
+def _ended(state: str) -> str:
+    """How the last process ended: one that was killed could not tell."""
+    return "died" if state == "running" else f"was {state}" if state == "stopped" else state
 
 
 def verify(folder: str) -> tuple[list[str], int, list[str]]:
     """Compare the files of the output with the manifest: what is wrong with them, how many there are, and what else there
     is, which was not looked at: how to reach it is known only to the run itself."""
     manifest = read_manifest(folder)
+    if is_held(folder):
+        raise UsageError(f"{folder}: a process is at work on the run; wait until it is done, then verify")
     if manifest["state"] != "finished":
-        raise UsageError(f"{folder}: the run is {manifest['state']}, not finished; run the same command again, then verify")
+        raise UsageError(f"{folder}: the run {_ended(manifest['state'])}; {GO_ON}, and verify when it is done")
     problems: list[str] = []
     checked = 0
     unseen: list[str] = []
