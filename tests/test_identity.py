@@ -220,6 +220,9 @@ def test_a_class_that_was_changed(monkeypatch):
 ROWS = [
     ([1, 2], [1, 3]),
     ([{"a": 1}] * 2000, [{"a": 1}] * 1999 + [{"a": 2}]),
+    ([{1: "a"}], [{"1": "a"}]),
+    ([{"a": {None: 1}}], [{"a": {"null": 1}}]),
+    ([(1, 2)], [[1, 2]]),
     ([np.arange(3)], [np.arange(1, 4)]),
     ([object(), {1, 2}], [object(), {1, 3}]),
     (range(3), range(4)),
