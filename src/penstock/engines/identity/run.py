@@ -13,7 +13,8 @@ from typing import Any
 from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity
 from penstock.engines.identity.definitions import state_of
 from penstock.engines.identity.handlers import handler_digests, is_left_out
-from penstock.engines.identity.values import DIGEST_BYTES, VALUE, digests, fingerprint
+from penstock.engines.identity.values import VALUE, digests, fingerprint
+from penstock.engines.identity.writer import DIGEST_BYTES
 from penstock.engines.plan import Outlet, Plan, Stage, Step
 from penstock.inference.transform import RunInference
 from penstock.io.files import without_secrets
