@@ -20,6 +20,7 @@ from sklearn.linear_model import LinearRegression
 
 import penstock as ps
 from penstock.engines.identity import Change, Identity, changes, describe_run, stable_names
+from penstock.engines.identity.values import digests
 from penstock.engines.plan import make_plan
 from penstock.errors import InputError
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
@@ -555,6 +556,15 @@ def test_files_by_url():
     with fsspec.open("memory://models/a/weights.bin", "wb") as file:
         file.write(b"abc")
     assert sha256_of("memory://models/a/weights.bin") == hashlib.sha256(b"abc").hexdigest()
+
+
+ESTIMATOR = LinearRegression()
+PREDICT = ESTIMATOR.predict
+
+
+def test_globals_of_libraries_are_not_looked_into():
+    """Another version of the library would be a change."""
+    assert digests("fn", lambda row: (ESTIMATOR.coef_, PREDICT(row))).keys() == {"fn"}
 
 
 def test_a_real_estimator_in_a_function():

@@ -22,7 +22,7 @@ Origin: TypeAlias = Literal["user", "library", "known"]
 
 PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
 _BASES_WITHOUT_STATE = {"abc", "builtins", "typing"}  # modules
-_KNOWN = BuiltinFunctionType, FunctionType, MethodType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
+_KNOWN = BuiltinFunctionType, FunctionType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 
 
@@ -120,6 +120,8 @@ def is_compared(value: Any) -> bool:
         return True
     if isinstance(value, ModuleType):
         return False
+    if isinstance(value, MethodType):
+        return isinstance(value.__func__, FunctionType) and origin_of_function(value.__func__) == "user"
     return is_users_class(type(value)) or is_dataclass(value) or form_of(value) is not None
 
 
