@@ -10,6 +10,8 @@ import datetime
 import decimal
 import enum
 import functools
+import gc
+import importlib
 import inspect
 import json
 import logging
@@ -25,6 +27,7 @@ import textwrap
 import threading
 import types
 import uuid
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +37,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.identity import fingerprint
+from penstock.engines.identity import fingerprint, values
 from penstock.engines.identity.values import digests
 
 # Values.
@@ -456,6 +459,292 @@ def test_a_change_is_found_where_it_is(original, tmp_path):
     assert {key for key, digest in original["fn"].items() if changed["fn"][key] != digest} == {"fn: LIMIT"}
     assert original["fn"]["fn: LIMIT"].startswith("value:")
     assert original["fn"]["fn"].startswith("function:")
+
+
+# What functions reach through objects.
+
+OBJECTS = """
+import collections, threading
+import config
+from penstock.engines.identity.values import digests
+
+class Tok:
+    limit = 3
+
+    def __init__(self, size):
+        self.size = size
+        self.words = ["a"]
+        self.lock = threading.Lock()
+        self.made_at = f"{object()!r}"
+        self.me = id(self)
+        self.itself = self
+        self.net = None
+
+    def clean(self, row):
+        return row.strip()
+
+class Slotted:
+    __slots__ = ("size", "unset")
+
+    def __init__(self):
+        self.size = 7
+
+class Living(threading.Thread):
+    def __init__(self):
+        super().__init__(name=str(id(self)))
+
+    def ask(self, row):
+        return row
+
+class Ask:
+    tok = Tok(4)
+
+    def __getattr__(self, name):
+        raise RuntimeError("no code runs")
+
+    __getstate__ = __getattr__
+
+class Node:
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+def plain(row):
+    return row + 1
+
+def bound(row):
+    return row + 2
+
+class Bound:
+    def call(self, row):
+        return bound(row)
+
+TOK, SLOTTED, LIVING, ASK, CALL, NODE = Tok(5), Slotted(), Living(), Ask(), Bound().call, None
+for _ in range(40):
+    NODE = Node(NODE, NODE)
+REG = {"plain": plain, "living": LIVING, "lock": threading.Lock(), "module": threading}
+SET = {TOK, ASK, SLOTTED}
+DEFAULTS = collections.defaultdict(list, a=[1])
+
+def fn(row):
+    TOK.clean(row), SLOTTED.size, LIVING.ask(row), ASK.tok, CALL(row), NODE.left, REG["plain"], config.OBJ.go()
+    return SET, DEFAULTS
+"""
+OBJECTS_CONFIG = "class Thing:\n    def go(self):\n        return 1\n\nOBJ = Thing()\nOBJ.k = 4\n"
+OBJECTS_CHANGES = {
+    "a method": ("row.strip()", "row.upper()", {"fn: Tok.clean"}),
+    "a class attribute": ("limit = 3", "limit = 4", {"fn: Tok.limit"}),
+    "an attribute": ("Tok(5)", "Tok(6)", {"fn: TOK", "fn: SET"}),
+    "an attribute's item": ('["a"]', '["b"]', {"fn: TOK", "fn: SET", "fn: Ask.tok", "fn: Tok.__init__"}),
+    "a slot": ("size = 7", "size = 8", {"fn: SLOTTED", "fn: SET", "fn: Slotted.__init__"}),
+    "an object in a class": ("Tok(4)", "Tok(3)", {"fn: Ask.tok"}),
+    "a method beside another base": ("return row\n", "return row * 2\n", {"fn: Living.ask"}),
+    "a function beside objects": ("row + 1", "row + 3", {"fn: plain"}),
+    "a bound method": ("row + 2", "row + 3", {"fn: bound"}),
+    "a dict's item": ("a=[1]", "a=[2]", {"fn: DEFAULTS"}),
+    "another module's method": ("return 1", "return 2", {"fn: Thing.go"}),
+    "another module's attribute": ("k = 4", "k = 5", {"fn: config.OBJ"}),
+}
+OBJECTS_TAIL = "import json; print(json.dumps(digests('fn', fn)))"
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("objects"), OBJECTS, OBJECTS_CONFIG, tail=OBJECTS_TAIL)
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_every_process_finds_the_same_of_objects(objects, tmp_path, seed):
+    assert run(tmp_path, OBJECTS, OBJECTS_CONFIG, seed, OBJECTS_TAIL) == objects
+
+
+@pytest.mark.parametrize("what", OBJECTS_CHANGES)
+def test_what_is_reached_through_objects_counts(objects, tmp_path, what):
+    old, new, keys = OBJECTS_CHANGES[what]
+    assert (OBJECTS + OBJECTS_CONFIG).count(old) == 1
+    changed = run(tmp_path, OBJECTS.replace(old, new), OBJECTS_CONFIG.replace(old, new), tail=OBJECTS_TAIL)
+    assert {key for key in objects.keys() | changed.keys() if objects.get(key) != changed.get(key)} == keys
+
+
+# State, in a process where the code has run.
+
+STATE = """
+import functools
+import {name}_other as other
+
+COUNTS, SEEN, TABLE, LOG, NUMBER, LIMIT = {{"n": 0}}, {{0}}, {{"a": 0}}, [0], 0, 5
+
+class Acc:
+    total = first = 0
+    seen = []
+
+    def __init__(self):
+        self.n = 0
+
+    @classmethod
+    def more(cls, row):
+        cls.first += 1
+        cls.new = {{row}}
+
+    def count(self, row):
+        self.n += 1
+        self.last = row
+
+ACC = Acc()
+
+def remembering(fn):
+    known, calls = {{}}, 0
+    def run(row):
+        nonlocal calls
+        calls += 1
+        known[row] = fn(row)
+        return known[row]
+    return run
+
+def put(table, row):
+    table[row] = 1
+
+def augmented(row):
+    COUNTS["n"] += 1
+
+def renamed(row):
+    seen = SEEN
+    seen.add(row)
+
+def given(row):
+    put(TABLE, row)
+
+def class_attribute(row):
+    Acc.total += 1
+
+def by_class_method(row):
+    Acc.more(row)
+
+def class_list(row):
+    seen = Acc.seen
+    seen.append(row)
+
+def method(row):
+    ACC.count(row)
+
+def attribute(row):
+    ACC.n += 1
+
+def default(row, known={{}}, *, more=[]):
+    known[row] = 1
+    more.append(row)
+
+@remembering
+def closure(row):
+    return row
+
+def of_module(row):
+    other.NUMBER += 1
+    other.TABLE[row] = 1
+    other.SEEN.add(row)
+
+def by_module(row):
+    return other.count(row), other.NUMBER
+
+def no_state(row):
+    table = {{}}
+    table[row] = LIMIT
+"""
+OTHER = """
+NUMBER, TABLE, SEEN = 0, {}, set()
+
+def count(row):
+    global NUMBER
+    NUMBER += 1
+"""
+FORMS = [
+    *("augmented", "renamed", "given", "class_attribute", "by_class_method", "class_list", "method", "attribute"),
+    *("default", "closure", "of_module", "by_module"),
+]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of its own for each test."""
+    name = f"state_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(STATE.format(name=name))
+    (tmp_path / f"{name}_other.py").write_text(OTHER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_code_changes_itself_is_no_change(module, form):
+    work = getattr(module, form)
+    before = digests("fn", work)
+    for row in range(3):
+        work(row)
+    assert digests("fn", work) == before
+
+
+STARTS = {"renamed": ("{0}", "{1}"), "given": ('{"a": 0}', '{"a": 1}'), "class_attribute": ("= first = 0", "= first = 1")}
+
+
+@pytest.mark.parametrize("form", STARTS)
+def test_what_state_starts_with_counts_in_a_new_process(tmp_path, form):
+    def made(old="", new=""):
+        (tmp_path / "s_other.py").write_text(OTHER)
+        source = STATE.format(name="s").replace(old, new) + "\nfrom penstock.engines.identity.values import digests"
+        return run(tmp_path, source, tail=f"import json; print(json.dumps(digests('fn', {form})))")
+
+    assert made() == made()
+    assert made() != made(*STARTS[form])
+
+
+def test_a_constant_beside_what_is_changed_is_no_state(module):
+    assert "fn: LIMIT" in digests("fn", module.no_state)
+
+
+def test_a_cell_that_runs_again_with_another_constant():
+    def cell(source, space):
+        exec(source, space)
+        found = digests("fn", space["fn"])
+        space["fn"](1)
+        return found
+
+    source = """
+class Tok:
+    size = 2
+    def clean(self, row):
+        self.n = row
+TOK, CONF, LIMIT = Tok(), {"k": 1}, 3
+def fn(row, known=[0]):
+    conf = CONF
+    conf[row] = TOK.clean(row), LIMIT
+    known.append(row)
+"""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    before = cell(source, space)
+    assert cell(source, space) == before
+    for old, new in (("size = 2", "size = 3"), ('"k": 1', '"k": 2'), ("}, 3", "}, 4"), ("[0]", "[1]"), ("= row", "= -row")):
+        assert source.count(old) == 1
+        assert cell(source.replace(old, new), space) != before
+    assert cell(source, space) == before
+
+
+def test_too_many_objects_are_known_by_their_classes(monkeypatch):
+    monkeypatch.setattr(values, "MOST_OBJECTS", 9)
+    space: dict[str, Any] = {"Plain": Plain, "__name__": "objects"}
+    for count, same in ((9, False), (10, True)):
+        found = []
+        for last in (1, 2):
+            exec(f"MANY = {{Plain(n) for n in range({count - 1})}} | {{Plain(-{last})}}\ndef fn():\n    return MANY", space)
+            found.append(digests("fn", space["fn"]))
+        assert "fn: Plain" in found[0]
+        assert (found[0] == found[1]) is same
+
+
+def test_what_was_found_keeps_no_objects_alive():
+    space: dict[str, Any] = {"Plain": Plain, "__name__": "objects"}
+    exec("HELD = Plain(1)\ndef fn():\n    return HELD", space)
+    digests("fn", space["fn"])
+    held = weakref.ref(space.pop("HELD"))
+    gc.collect()
+    assert held() is None
 
 
 # Layout, over many functions.

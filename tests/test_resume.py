@@ -383,6 +383,66 @@ def test_rows_in_memory_count_as_inputs(tmp_path):
     assert run([1, 3], accept_changes=("inputs",)).was_finished
 
 
+SCRIPT = """
+import sys
+import penstock as ps
+import steps
+
+p = ps.Pipeline(run_dir="run", workers=0)
+rows = p | ps.Create(["a ", "b"]) | ps.Map(steps.work) | ps.RunInference(steps.Handler())
+rows | ps.Map(repr) | ps.WriteToText("out")
+try:
+    print(p.run().was_finished, p.run().was_finished)
+except ps.UsageError as error:
+    print(error)
+"""
+STEPS = """
+import penstock as ps
+
+class Tok:
+    def __init__(self):
+        self.calls = 0
+    def clean(self, x):
+        self.calls += 1
+        return x.strip()
+
+class Model:
+    def score(self, row):
+        return len(row)
+
+TOK, MODEL, SEEN = Tok(), Model(), {}
+
+def note(seen, x):
+    seen[x] = True
+
+def work(x):
+    note(SEEN, x)
+    return TOK.clean(x)
+
+class Handler(ps.ModelHandler):
+    def load_model(self):
+        return MODEL
+    def run_inference(self, batch, model, inference_args=None):
+        return [model.score(row) for row in batch]
+"""
+
+
+def test_code_behind_objects_counts_and_their_state_does_not(tmp_path):
+    def run(**changed):
+        (tmp_path / "script.py").write_text(SCRIPT)
+        (tmp_path / "steps.py").write_text(STEPS.replace(*changed.get("steps", ("", ""))))
+        command = [sys.executable, "-B", "script.py"]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True, timeout=60).stdout
+
+    assert run() == "False True\n"
+    assert run() == "True True\n"
+    assert "code: step 'Map(work)': the function Tok.clean, which fn uses, was changed" in run(steps=("strip()", "upper()"))
+    assert "handlers: handler of step 'RunInference(Handler)': the function Model.score, which Handler uses, was" in run(
+        steps=("len(row)", "2 * len(row)")
+    )
+    assert "Map(work)': TOK, which fn uses, is another" in run(steps=("self.calls = 0", "self.calls = 1"))
+
+
 def test_another_pipeline_is_refused(folder):
     copied(folder)
     with pytest.raises(RunChangedError, match=r"(?s)pipeline: .*start over with fresh=True \(--fresh\)$"):

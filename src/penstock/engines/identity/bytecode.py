@@ -82,28 +82,45 @@ def globals_used(code: CodeType) -> list[Name]:
     found: set[Name] = set()
     for inner in nested(code):
         name: Name = ()
-        for instruction in dis.get_instructions(inner):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                name = (instruction.argval,)
-            elif name and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                name = (*name, instruction.argval)
-            elif instruction.opname not in _NO_INSTRUCTION:
-                name = ()
-            if name:
-                found.add(name)
-    return sorted(found)
+        for operation in operations(inner):
+            name = _loaded(operation, name)
+            found.add(name)
+    return sorted(found - {()})
 
 
-def globals_changed(code: CodeType) -> set[str]:
-    """The globals that code sets, or whose items it changes: they are state, not constants."""
-    found: set[str] = set()
+def globals_changed(code: CodeType) -> set[Name]:
+    """The globals that code sets, or whose items it changes, where that is plain to see: they are state, not constants."""
+    found: set[Name] = set()
     for inner in nested(code):
-        steps = [each for each in dis.get_instructions(inner) if each.opname not in _NO_INSTRUCTION]
-        for at, step in enumerate(steps):
-            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                found.add(step.argval)
-            elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and at > 1 and steps[at - 2].opname == "LOAD_GLOBAL":
-                found.add(steps[at - 2].argval)
-            elif step.argval in _CHANGING and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                found |= {steps[at - 1].argval} if steps[at - 1].opname == "LOAD_GLOBAL" else set()
-    return found
+        steps = operations(inner)
+        before: Name = ()
+        last: Name = ()  # what the two operations before this one have loaded
+        for step, following in zip(steps, [*steps[1:], Operation("", None)], strict=True):
+            match step.name:
+                case "STORE_GLOBAL" | "DELETE_GLOBAL":
+                    found.add((step.argument,))
+                case "STORE_SUBSCR" | "DELETE_SUBSCR":
+                    found.add(before)
+                case "COPY" if following.name == "COPY":  # a[b] += c
+                    found.add(before)
+                case "STORE_ATTR" | "DELETE_ATTR" if last:
+                    found.add((*last, step.argument))
+                case "COPY" if last and following.name == "LOAD_ATTR":  # a.b += c
+                    found.add((*last, following.argument))
+                case "LOAD_ATTR" | "LOAD_METHOD" if step.argument in _CHANGING:
+                    found.add(last)
+            before, last = last, _loaded(step, last)
+    return found - {()}
+
+
+def cells_set(code: CodeType) -> set[str]:
+    """The variables of functions around it that code sets: state as well."""
+    steps = [step for inner in nested(code) for step in dis.get_instructions(inner)]
+    return {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
+
+
+def _loaded(step: Operation, last: Name) -> Name:
+    """The global, or attribute of one, that an operation puts on the stack; empty if it is something else."""
+    if step.name in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return (step.argument,)
+    return (*last, step.argument) if last and step.name in ("LOAD_ATTR", "LOAD_METHOD") else ()

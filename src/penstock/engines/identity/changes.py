@@ -10,7 +10,7 @@ from penstock.engines.identity.values import CLASS, FUNCTION
 from penstock.io.files import without_secrets
 
 ROWS_IN_MEMORY = "what it creates"  # of Create: an input, though they stand in the program
-SCHEME = 1  # how digests are made: those of different schemes cannot be compared
+SCHEME = 2  # how digests are made: those of different schemes cannot be compared
 
 Kind: TypeAlias = Literal["pipeline", "inputs", "code", "handlers", "models"]
 Digests: TypeAlias = Mapping[str, Mapping[str, str]]  # by step, and there by attribute

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import inspect
+import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
-from typing import Any, Literal, TypeAlias
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from penstock.engines.identity.bytecode import Name, globals_changed, globals_used
 from penstock.engines.identity.forms import form_of
@@ -18,7 +21,18 @@ Ignored: TypeAlias = Callable[[type, str], bool]  # whether an attribute of a cl
 Origin: TypeAlias = Literal["user", "library", "known"]
 
 PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
-MOST_NESTED = 20  # containers in each other, for a global to be a constant
+_BASES_WITHOUT_STATE = {"abc", "builtins", "typing"}  # modules
+_KNOWN = BuiltinFunctionType, FunctionType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
+
+
+class Global(NamedTuple):
+    """A global that a function names."""
+
+    space: dict[str, Any]  # of the module that it stands in
+    name: str
+    shown: str  # the name with those of modules before it, as the function has it
+    value: Any
 
 
 def origin_of(module: object) -> Origin:
@@ -57,59 +71,58 @@ def wrapped_by(thing: Any) -> FunctionType | None:
     return wrapped if isinstance(wrapped, FunctionType) else None
 
 
-def used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def used_by(function: FunctionType) -> Iterator[Global]:
     """The globals that a function names, where they are constants or definitions that it depends on."""
     for names in globals_used(function.__code__):
         found = _resolved(function.__globals__, names)
         if found is None:
             continue
-        name, value = found
+        value = found.value
         if isinstance(value, FunctionType):
             origin = origin_of_function(value)
             beside = value.__globals__ is function.__globals__
             if origin == "user" or (beside and origin == "library") or wrapped_by(value):
-                yield name, value
+                yield found
         elif isinstance(value, type):
             if is_users_class(value):
-                yield name, value
-        elif wrapped_by(value) or is_constant(value):
-            yield name, value
+                yield found
+        elif wrapped_by(value) or is_compared(value):
+            yield found
 
 
-def _resolved(space: dict[str, Any], names: Name) -> tuple[str, Any] | None:
+def _resolved(space: dict[str, Any], names: Name) -> Global | None:
     """What a dotted name stands for, if it is a global, or a global of another module of the user's."""
-    if names[0] not in space or names[0].startswith("__"):
+    if names[0].startswith("__"):
         return None
-    value = space[names[0]]
-    for at, name in enumerate(names[1:], 1):
-        if not isinstance(value, ModuleType):
-            return ".".join(names[:at]), value
-        if origin_of(value.__name__) != "user" or name not in vars(value):
+    for at, name in enumerate(names, 1):
+        if name not in space:
             return None
-        value = vars(value)[name]
-    return None if isinstance(value, ModuleType) else (".".join(names), value)
+        value = space[name]
+        if not isinstance(value, ModuleType):
+            return Global(space, name, ".".join(names[:at]), value)
+        if origin_of(value.__name__) != "user":
+            return None
+        space = vars(value)
+    return None
 
 
-def changed_by(function: FunctionType) -> set[str]:
-    """The globals that a function changes: state, and no constants."""
-    return globals_changed(function.__code__)
+def changed_by(function: FunctionType) -> Iterator[Global]:
+    """The globals that a function changes: state, and no constants. What an object keeps is another matter."""
+    for names in globals_changed(function.__code__):
+        found = _resolved(function.__globals__, names)
+        if found is not None and found.shown == ".".join(names):
+            yield found
 
 
-def is_constant(value: Any, depth: int = 0) -> bool:
-    """Whether a global is data. Loggers, locks, models, clients and the like are not."""
-    if type(value) in PLAIN or isinstance(value, (enum.Enum, FunctionType, BuiltinFunctionType, type)):
+def is_compared(value: Any) -> bool:
+    """Whether a global is more than something that lives, such as a lock, a client, or a model of a library's."""
+    if type(value) in PLAIN or isinstance(value, _KNOWN):
         return True
-    if depth > MOST_NESTED or isinstance(value, ModuleType):
+    if isinstance(value, ModuleType):
         return False
-    if isinstance(value, dict):
-        return all(is_constant(each, depth + 1) for pair in value.items() for each in pair)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(is_constant(each, depth + 1) for each in value)
-    if is_dataclass(value):
-        return all(is_constant(getattr(value, field.name, None), depth + 1) for field in fields(value) if field.compare)
-    if isinstance(value, functools.partial):
-        return all(is_constant(each, depth + 1) for each in (value.func, value.args, value.keywords))
-    return form_of(value) is not None
+    if isinstance(value, MethodType):
+        return isinstance(value.__func__, FunctionType) and origin_of_function(value.__func__) == "user"
+    return is_users_class(type(value)) or is_dataclass(value) or form_of(value) is not None
 
 
 def members_of(cls: type, ignored: Ignored) -> Iterator[tuple[str, Any]]:
@@ -124,7 +137,7 @@ def members_of(cls: type, ignored: Ignored) -> Iterator[tuple[str, Any]]:
         if functions_in(value):
             if not (is_enum and name in ("__new__", "_generate_next_value_")):
                 yield name, value
-        elif not is_enum and not (name.startswith("__") and name.endswith("__")) and is_constant(value):
+        elif not is_enum and not (name.startswith("__") and name.endswith("__")) and is_compared(value):
             yield name, value
 
 
@@ -142,27 +155,55 @@ def functions_in(member: Any) -> list[FunctionType]:
 
 
 def state_of(value: Any, ignored: Ignored) -> Any:
-    """What makes an instance what it is: what it says itself for pickling, else its attributes; None if it has none.
-
-    Without what cached_property left there, which is made anew from the rest.
-    """
-    cls = type(value)
-    if getattr(cls, "__getstate__", None) is not object.__getstate__:
+    """What makes an instance what it is: what it says itself for pickling, else its attributes; None if it has none."""
+    if getattr(type(value), "__getstate__", None) is not object.__getstate__:
         try:
             state = value.__getstate__()
         except Exception:  # not to be pickled: known by its type
             return None
-    elif is_dataclass(value):
-        state = {field.name: getattr(value, field.name, None) for field in fields(value) if field.compare}
-    else:
-        slots = {name: getattr(value, name) for name in _slots(cls) if hasattr(value, name)}
-        state = {**slots, **getattr(value, "__dict__", {})}
-    if not isinstance(state, dict):
-        return state
+        return _that_counts(type(value), state, ignored) if isinstance(state, dict) else state
+    return _that_counts(type(value), _attributes(value), ignored)
+
+
+def constants_of(value: Any, ignored: Ignored) -> dict[str, Any]:
+    """The constants among the attributes of an object that a global holds. No code of its class runs for it.
+
+    What is None may be made when it is needed; and who knows what a base class of other people's keeps there.
+    """
+    if not is_dataclass(value) and not all(map(_keeps_what_it_is_given, type(value).__mro__)):
+        return {}
+    state = _that_counts(type(value), _attributes(value), ignored)
     return {
         name: each
         for name, each in state.items()
-        if not isinstance(getattr(cls, str(name), None), functools.cached_property) and not ignored(cls, str(name))
+        if each is not None and is_compared(each) and not (type(each) is int and each == id(value))
+        if not (type(each) is str and _ADDRESS.search(each))
+    }
+
+
+def _keeps_what_it_is_given(cls: type) -> bool:
+    return is_users_class(cls) or is_data(cls) or cls.__module__ in _BASES_WITHOUT_STATE
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if is_dataclass(value):
+        names = [field.name for field in fields(value) if field.compare]
+    else:
+        names = ["__dict__", *_slots(type(value))]
+    found: dict[str, Any] = {}
+    for name in names:
+        with contextlib.suppress(AttributeError):  # it has none, or the slot is empty
+            found[name] = object.__getattribute__(value, name)
+    return {**found.pop("__dict__", {}), **found}
+
+
+def _that_counts(cls: type, state: dict[Any, Any], ignored: Ignored) -> dict[Any, Any]:
+    """Without what is ignored, and what cached_property left there, which is made anew from the rest."""
+    return {
+        name: each
+        for name, each in state.items()
+        if not isinstance(inspect.getattr_static(cls, str(name), None), functools.cached_property)
+        if not ignored(cls, str(name))
     }
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity
 from penstock.engines.identity.definitions import state_of
 from penstock.engines.identity.handlers import handler_digests, is_left_out
-from penstock.engines.identity.values import DIGEST_BYTES, VALUE, digests, fingerprint
+from penstock.engines.identity.values import VALUE, digests, fingerprint
+from penstock.engines.identity.writer import DIGEST_BYTES
 from penstock.engines.plan import Outlet, Plan, Stage, Step
 from penstock.inference.transform import RunInference
 from penstock.io.files import without_secrets
@@ -25,6 +26,7 @@ from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches, ParDo
 
 ROWS_AT_ONCE = 1000
+_SCALARS = {bool, float, int, str, type(None)}
 
 # How a step is named, where it runs, and what it does with errors: rows that passed would pass again.
 _NOT_OF_ROWS = {"label", "hints", "function_name", "handling", "retry", "tags"}
@@ -142,15 +144,24 @@ def _public(thing: Any, but: set[str]) -> dict[str, Any]:
 
 
 def _rows_digest(rows: Any) -> str:
-    """The digest of rows in memory. Most are plain data, which JSON writes far faster than we would."""
+    """The digest of rows in memory. Most are what JSON can write, far faster than we would."""
     if not isinstance(rows, (list, tuple)):
         return fingerprint(rows)
     digest = hashlib.blake2b(str(len(rows)).encode(), digest_size=DIGEST_BYTES)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         piece = list(rows[start : start + ROWS_AT_ONCE])
         try:
-            text = json.dumps(piece, sort_keys=True)
-        except (TypeError, ValueError, RecursionError):
+            text = json.dumps(piece, sort_keys=True) if _is_json(piece) else fingerprint(piece)
+        except (ValueError, RecursionError):  # a number of thousands of digits; rows that hold themselves
             text = fingerprint(piece)
         digest.update(text.encode())
     return digest.hexdigest()
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON writes nothing else in the same way: of other types it makes text, as keys, and lists."""
+    if type(value) is dict:
+        return set(map(type, value)) <= {str} and _is_json(list(value.values()))
+    if type(value) is list:
+        return set(map(type, value)) <= _SCALARS or all(map(_is_json, value))
+    return type(value) in _SCALARS

@@ -10,35 +10,32 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import Any
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
-from penstock.engines.identity.bytecode import operations, signature_of
+from penstock.engines.identity.bytecode import cells_set, operations, signature_of
 from penstock.engines.identity.definitions import (
-    PLAIN,
+    Global,
     Ignored,
     changed_by,
+    constants_of,
     content_of,
     functions_in,
     is_data,
-    is_named,
-    is_users_class,
     members_of,
-    name_of,
     origin_of,
-    origin_of_function,
-    place_of,
     state_of,
     used_by,
     wrapped_by,
 )
-from penstock.engines.identity.forms import form_of
+from penstock.engines.identity.firsts import first_found
+from penstock.engines.identity.writer import DIGEST_BYTES, Writer, is_definition
 
 VALUE, FUNCTION, CLASS = "value", "function", "class"  # what a digest is of; those of functions hold for one Python alone
-DIGEST_BYTES = 8
-MOST_NESTED = 100  # containers in each other, far from the limit of Python's stack
+MOST_OBJECTS = 20_000  # in one global, for their attributes to count
 
 
 def fingerprint(value: Any) -> str:
@@ -70,7 +67,7 @@ class _Digests:
         self._taken: set[str] = {root}
 
     def of(self, value: Any) -> dict[str, str]:
-        if _is_definition(value):
+        if is_definition(value):
             self._define(value, self.root)
         else:
             self._write(self.root, VALUE, lambda writer: writer.write(value))
@@ -85,18 +82,35 @@ class _Digests:
             self._define(definition, self._free_key(definition.__name__.strip("<>")))
         return self._keys[id(definition)]
 
+    def state(self, value: Any) -> Any:
+        cls = type(value)
+        return None if origin_of(cls.__module__) == "known" and not is_data(cls) else state_of(value, self.ignored)
+
     def use(self, function: FunctionType) -> None:
         """Everything else that a function depends on."""
-        space = id(function.__globals__)
-        self._kept.append(function.__globals__)
-        self._changed |= {(space, name) for name in changed_by(function)}
-        for name, value in used_by(function):
-            definition = wrapped_by(value) or value
-            if _is_definition(definition):
+        self._changed |= {(id(each.space), each.name) for each in changed_by(function)}
+        for found in used_by(function):
+            definition = wrapped_by(found.value) or found.value
+            if is_definition(definition):
                 self.refer(definition)
-            elif (space, name) not in self._constants:
-                self._constants[space, name] = key = self._free_key(name)
-                self._later(key, VALUE, value)
+            elif (id(found.space), found.name) not in self._constants:
+                self._kept.append(found.space)
+                self._constants[id(found.space), found.name] = key = self._free_key(found.shown)
+                self._waiting.append(functools.partial(self._write_global, key, found))
+
+    def part(self, function: FunctionType, number: int, value: Any) -> str:
+        """The digest of what a function was made with. Code may have changed it since."""
+        return self._take(first_found(function, (number, self.ignored), value, lambda: _found(value, self.state)))
+
+    def _write_global(self, key: str, found: Global) -> None:
+        module, name = str(found.space.get("__name__")), (found.name, self.ignored)
+        finding = first_found(module, name, found.value, lambda: _constants(found.value, self.ignored))
+        self.made[key] = f"{VALUE}:{self._take(finding)}"
+
+    def _take(self, finding: _Finding) -> str:
+        for definition in finding.definitions:
+            self.refer(definition)
+        return finding.digest
 
     def _define(self, definition: Any, key: str) -> None:
         self._keys[id(definition)] = key
@@ -108,17 +122,17 @@ class _Digests:
 
     def _define_class(self, cls: type, key: str) -> None:
         self._write(key, CLASS, lambda writer: writer.header(cls))
-        for name, member in members_of(cls, self.ignored):
+        members = list(members_of(cls, self.ignored))
+        for name, member in members:
             if functions := functions_in(member):
                 self._write(f"{key}.{name}", FUNCTION, functools.partial(_write_member, member, functions))
-            else:
-                self._write(f"{key}.{name}", VALUE, functools.partial(_write_value, member))
+        data = {name: member for name, member in members if not functions_in(member)}
+        found = first_found(cls, self.ignored, cls, lambda: {name: _constants(data[name], self.ignored) for name in data})
+        for name, finding in found.items():
+            self.made[f"{key}.{name}"] = f"{VALUE}:{self._take(finding)}"
 
-    def _later(self, key: str, kind: str, value: Any) -> None:
-        self._waiting.append(lambda: self._write(key, kind, lambda writer: writer.write(value)))
-
-    def _write(self, key: str, kind: str, write: Callable[[_Writer], None]) -> None:
-        writer = _Writer(self)
+    def _write(self, key: str, kind: str, write: Callable[[_CodeWriter], None]) -> None:
+        writer = _CodeWriter(self)
         write(writer)
         self.made[key] = f"{FUNCTION if writer.has_code else kind}:{writer.hash.hexdigest()}"
 
@@ -132,162 +146,78 @@ class _Digests:
         return key
 
 
-def _is_definition(value: Any) -> bool:
-    if isinstance(value, FunctionType):
-        return origin_of_function(value) != "known" and wrapped_by(value) is None
-    return is_users_class(value)
+class _Finding(NamedTuple):
+    """The digest of a value, and the definitions that the value leads to."""
+
+    digest: str
+    definitions: list[Any]
 
 
-def _write_value(value: Any, writer: _Writer) -> None:
+def _constants(value: Any, ignored: Ignored) -> _Finding:
+    """What counts of a global: of objects their classes, and their constants unless they are too many."""
+    objects = itertools.count()
+    found = _found(value, lambda each: constants_of(each, ignored) if next(objects) < MOST_OBJECTS else None)
+    return found if next(objects) <= MOST_OBJECTS else _found(value, lambda each: None)
+
+
+def _found(value: Any, state: Callable[[Any], Any]) -> _Finding:
+    apart = _Apart(state)
+    writer = Writer(apart)
     writer.write(value)
+    return _Finding(writer.hash.hexdigest(), apart.definitions)
 
 
-def _write_member(member: Any, functions: list[FunctionType], writer: _Writer) -> None:
+class _Apart:
+    """For the digest of a value apart from all others: definitions in it have names that depend on the value alone."""
+
+    def __init__(self, state: Callable[[Any], Any]) -> None:
+        self.state = state
+        self.definitions: list[Any] = []
+
+    def refer(self, definition: Any) -> str:
+        alike = [each for each in self.definitions if each.__name__ == definition.__name__]
+        if not any(each is definition for each in alike):
+            alike.append(definition)
+            self.definitions.append(definition)
+        return f"{definition.__name__}#{[each is definition for each in alike].index(True)}"
+
+
+def _write_member(member: Any, functions: list[FunctionType], writer: _CodeWriter) -> None:
     writer.token("member", type(member).__name__)
     for function in functions:
-        if _is_definition(function):
+        if is_definition(function):
             writer.body(function)
         else:
             writer.write(function)
 
 
-class _Writer:
-    """Feeds one digest."""
+class _CodeWriter(Writer):
+    """Feeds the digest of a definition, and follows what it leads to."""
 
-    def __init__(self, all_of_them: _Digests, inside: tuple[int, ...] = ()) -> None:
-        self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    def __init__(self, all_of_them: _Digests) -> None:
+        super().__init__(all_of_them)
         self.has_code = False
         self._all = all_of_them
-        self._inside = list(inside)  # the ids of the containers around
-
-    def token(self, kind: str, data: str | bytes | memoryview = b"") -> None:
-        data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        self.hash.update(f"{kind}:{data.nbytes if isinstance(data, memoryview) else len(data)}:".encode())
-        self.hash.update(data)
-
-    def write(self, value: Any) -> None:
-        if type(value) in PLAIN:
-            self._plain(value)
-        elif id(value) in self._inside:
-            self.token("around", str(len(self._inside) - self._inside.index(id(value))))
-        elif len(self._inside) > MOST_NESTED:
-            self.token("deep", type(value).__name__)
-        else:
-            self._inside.append(id(value))
-            try:
-                self._compound(value)
-            except Exception:  # whatever a foreign object does when it is looked at, a run must not fail for it
-                self.token("unreadable", type(value).__name__)
-            self._inside.pop()
-
-    def _plain(self, value: Any) -> None:
-        if type(value) is str or type(value) is bytes:
-            self.token(type(value).__name__, value)
-        else:
-            self.token(type(value).__name__, hex(value) if type(value) is int else repr(value))
-
-    def _compound(self, value: Any) -> None:
-        if isinstance(value, memoryview):
-            self.token("bytes", value)
-        elif isinstance(value, enum.Enum):
-            self.token("enum", type(value).__name__)
-            self._items([value.name, value.value])
-        elif isinstance(value, (type, FunctionType)):
-            self._definition(value)
-        elif isinstance(value, (dict, MappingProxyType)):
-            self._type(value, dict)
-            self._dict(value)
-        elif isinstance(value, (list, tuple, deque)):
-            self._type(value, list, tuple)
-            self._items(value)
-        elif isinstance(value, (set, frozenset)):
-            self._set(value)
-        elif isinstance(value, MethodType):
-            self.token("method", value.__func__.__name__ if hasattr(value.__func__, "__name__") else "")
-            self._items([value.__self__, value.__func__])
-        elif isinstance(value, BuiltinFunctionType):
-            self.token("builtin", name_of(value))
-            self._items([] if isinstance(value.__self__, (ModuleType, type(None))) else [value.__self__])
-        elif (wrapped := wrapped_by(value)) is not None:
-            self.token("wrapped", type(value).__name__)
-            self.write(wrapped)
-        elif (form := form_of(value)) is not None:
-            self._items(form)
-        elif is_named(value):
-            self.token("named", name_of(value))
-        else:
-            self._instance(value)
-
-    def _type(self, value: Any, *plain: type) -> None:
-        """The type of a container; subclasses of the user's are known by what they do."""
-        if is_users_class(type(value)):
-            self._definition(type(value))
-        else:
-            self.token("of", type(value).__name__ if type(value) in plain else name_of(type(value)))
-
-    def _items(self, items: Iterable[Any]) -> None:
-        items = list(items)
-        if len(items) > 8 and set(map(type, items)) <= PLAIN:
-            try:
-                self.token("plain", ascii(items))
-                return
-            except ValueError:  # a number of thousands of digits
-                pass
-        self.token("items", str(len(items)))
-        for item in items:
-            self.write(item)
-
-    def _dict(self, value: Any) -> None:
-        by_key = sorted(((self._apart(key), key) for key in value), key=lambda pair: pair[0])
-        self.token("pairs", str(len(by_key)))
-        for digest, key in by_key:
-            self.token("key", digest)
-            self.write(value[key])
-
-    def _apart(self, value: Any) -> str:
-        writer = _Writer(self._all, tuple(self._inside))
-        writer.write(value)
-        return writer.hash.hexdigest()
-
-    def _set(self, value: Any) -> None:
-        items = sorted(value, key=place_of)
-        self.token("set", "\n".join(sorted(map(self._apart, items))))
-
-    def _definition(self, value: Any) -> None:
-        if _is_definition(value):
-            self.token("definition", self._all.refer(value))
-            return
-        self.token("named", name_of(value))
-        if isinstance(value, FunctionType):
-            wrapped = wrapped_by(value)
-            self._items([wrapped] if wrapped else map(content_of, value.__closure__ or ()))
-
-    def _instance(self, value: Any) -> None:
-        cls = type(value)
-        self._definition(cls)
-        if origin_of(cls.__module__) == "known" and not is_data(cls):
-            return
-        state = state_of(value, self._all.ignored)
-        self.token("state", type(state).__name__)
-        if state is not None:
-            self.write(state)
-
-    # Definitions themselves.
 
     def body(self, function: FunctionType) -> None:
         self.has_code = True
         self._code(function.__code__)
-        self.write(function.__defaults__)
-        self.write(function.__kwdefaults__)
-        self._items(map(content_of, function.__closure__ or ()))
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        state = cells_set(function.__code__)
+        constants = [content_of(cell) for name, cell in closure if name not in state]
+        for number, part in enumerate([function.__defaults__, function.__kwdefaults__, *constants]):
+            if isinstance(part, (deque, dict, list, set, tuple)):
+                self.token("part", self._all.part(function, number, part))
+            else:
+                self.write(part)
         self._all.use(function)
 
     def header(self, cls: type) -> None:
         self.token("class", cls.__name__)
         for base in cls.__bases__:
-            self._definition(base)
+            self.definition(base)
         if issubclass(cls, enum.Enum):
-            self._items((member.name, member.value) for member in cls)
+            self.items((member.name, member.value) for member in cls)
 
     def _code(self, code: CodeType) -> None:
         self.write(signature_of(code))

@@ -1,0 +1,159 @@
+"""Digests of values, part by part: the same in every process and every run, until something changes."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import deque
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, Protocol
+
+from penstock.engines.identity.definitions import (
+    PLAIN,
+    content_of,
+    is_named,
+    is_users_class,
+    name_of,
+    origin_of_function,
+    place_of,
+    wrapped_by,
+)
+from penstock.engines.identity.forms import form_of
+
+DIGEST_BYTES = 8
+MOST_NESTED = 100  # containers in each other, far from the limit of Python's stack
+
+
+class Context(Protocol):
+    """What a digest is made for."""
+
+    def refer(self, definition: Any) -> str:
+        """What stands for a function or class of the user's, whose own digest is made elsewhere."""
+
+    def state(self, value: Any) -> Any:
+        """What counts of an instance besides its class; None if nothing does."""
+
+
+def is_definition(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return origin_of_function(value) != "known" and wrapped_by(value) is None
+    return is_users_class(value)
+
+
+class Writer:
+    """Feeds one digest of a value."""
+
+    def __init__(self, context: Context, inside: tuple[int, ...] = ()) -> None:
+        self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._context = context
+        self._inside = list(inside)  # the ids of the containers around
+
+    def token(self, kind: str, data: str | bytes | memoryview = b"") -> None:
+        data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        self.hash.update(f"{kind}:{data.nbytes if isinstance(data, memoryview) else len(data)}:".encode())
+        self.hash.update(data)
+
+    def write(self, value: Any) -> None:
+        if type(value) in PLAIN:
+            self._plain(value)
+        elif id(value) in self._inside:
+            self.token("around", str(len(self._inside) - self._inside.index(id(value))))
+        elif len(self._inside) > MOST_NESTED:
+            self.token("deep", type(value).__name__)
+        else:
+            self._inside.append(id(value))
+            try:
+                self._compound(value)
+            except Exception:  # whatever a foreign object does when it is looked at, a run must not fail for it
+                self.token("unreadable", type(value).__name__)
+            self._inside.pop()
+
+    def _plain(self, value: Any) -> None:
+        if type(value) is str or type(value) is bytes:
+            self.token(type(value).__name__, value)
+        else:
+            self.token(type(value).__name__, hex(value) if type(value) is int else repr(value))
+
+    def _compound(self, value: Any) -> None:
+        if isinstance(value, memoryview):
+            self.token("bytes", value)
+        elif isinstance(value, enum.Enum):
+            self.token("enum", type(value).__name__)
+            self.items([value.name, value.value])
+        elif isinstance(value, (type, FunctionType)):
+            self.definition(value)
+        elif isinstance(value, (dict, MappingProxyType)):
+            self._type(value, dict)
+            self._dict(value)
+        elif isinstance(value, (list, tuple, deque)):
+            self._type(value, list, tuple)
+            self.items(value)
+        elif isinstance(value, (set, frozenset)):
+            self._set(value)
+        elif isinstance(value, MethodType):
+            self.token("method", value.__func__.__name__ if hasattr(value.__func__, "__name__") else "")
+            self.items([value.__self__, value.__func__])
+        elif isinstance(value, BuiltinFunctionType):
+            self.token("builtin", name_of(value))
+            self.items([] if isinstance(value.__self__, (ModuleType, type(None))) else [value.__self__])
+        elif (wrapped := wrapped_by(value)) is not None:
+            self.token("wrapped", type(value).__name__)
+            self.write(wrapped)
+        elif (form := form_of(value)) is not None:
+            self.items(form)
+        elif is_named(value):
+            self.token("named", name_of(value))
+        else:
+            self._instance(value)
+
+    def _type(self, value: Any, *plain: type) -> None:
+        """The type of a container; subclasses of the user's are known by what they do."""
+        if is_users_class(type(value)):
+            self.definition(type(value))
+        else:
+            self.token("of", type(value).__name__ if type(value) in plain else name_of(type(value)))
+
+    def items(self, items: Iterable[Any]) -> None:
+        items = list(items)
+        if len(items) > 8 and set(map(type, items)) <= PLAIN:
+            try:
+                self.token("plain", ascii(items))
+                return
+            except ValueError:  # a number of thousands of digits
+                pass
+        self.token("items", str(len(items)))
+        for item in items:
+            self.write(item)
+
+    def _dict(self, value: Any) -> None:
+        by_key = sorted(((self._apart(key), key) for key in value), key=lambda pair: pair[0])
+        self.token("pairs", str(len(by_key)))
+        for digest, key in by_key:
+            self.token("key", digest)
+            self.write(value[key])
+
+    def _apart(self, value: Any) -> str:
+        writer = Writer(self._context, tuple(self._inside))
+        writer.write(value)
+        return writer.hash.hexdigest()
+
+    def _set(self, value: Any) -> None:
+        items = sorted(value, key=place_of)
+        self.token("set", "\n".join(sorted(map(self._apart, items))))
+
+    def definition(self, value: Any) -> None:
+        if is_definition(value):
+            self.token("definition", self._context.refer(value))
+            return
+        self.token("named", name_of(value))
+        if isinstance(value, FunctionType):
+            wrapped = wrapped_by(value)
+            self.items([wrapped] if wrapped else map(content_of, value.__closure__ or ()))
+
+    def _instance(self, value: Any) -> None:
+        self.definition(type(value))
+        state = self._context.state(value)
+        self.token("state", type(state).__name__)
+        if state is not None:
+            self.write(state)
