@@ -181,12 +181,12 @@ def test_functions_of_steps():
     for step in (ps.Map, ps.FlatMap, ps.Filter, ps.MapBatches, ps.ParDo):
         assert texts(mapped("s" >> step(f)), mapped("s" >> step(f))) == []
         [text] = texts(mapped("s" >> step(f)), mapped("s" >> step(g)))
-        assert text in ("step 's': the function fn was changed", "step 's': the function process was changed")
+        assert text in ("step 's': its function was changed", "step 's': the function process was changed")
     assert texts(mapped("s" >> ps.Map(f, 2)), mapped("s" >> ps.Map(f, 2))) == []
-    assert texts(mapped("s" >> ps.Map(f, 2)), mapped("s" >> ps.Map(f, 3))) == ["step 's': fn is another"]
+    assert texts(mapped("s" >> ps.Map(f, 2)), mapped("s" >> ps.Map(f, 3))) == ["step 's': its function is another"]
     assert texts(mapped("s" >> ps.Map(f, k=2)), mapped("s" >> ps.Map(g, k=2))) != []
     [change] = changes(identity(mapped("s" >> ps.Map(f))), identity(mapped("s" >> ps.Map(g))))
-    assert change == Change("code", "step 's': the function fn was changed")
+    assert change == Change("code", "step 's': its function was changed")
 
 
 class Adds(ps.DoFn):
@@ -514,7 +514,7 @@ def test_scripts_in_other_processes(tmp_path):
     assert changes(first, run_script(tmp_path, shifted)) == []
     found = changes(first, run_script(tmp_path, SCRIPT.replace("LIMIT = 3", "LIMIT = 4").replace('"of", ', "")))
     assert [change.text for change in found] == [
-        "step 'Map(clean)': STOP, which fn uses, is another",
+        "step 'Map(clean)': STOP, which its function uses, is another",
         "handler of step 'RunInference(Count)': LIMIT, which Count uses, is another",
         "handler of step 'RunInference(Count)': STOP, which preprocess_fn[0] uses, is another",
     ]

@@ -436,11 +436,13 @@ def test_code_behind_objects_counts_and_their_state_does_not(tmp_path):
 
     assert run() == "False True\n"
     assert run() == "True True\n"
-    assert "code: step 'Map(work)': the function Tok.clean, which fn uses, was changed" in run(steps=("strip()", "upper()"))
+    assert "code: step 'Map(work)': the function Tok.clean, which its function uses, was changed" in run(
+        steps=("strip()", "upper()")
+    )
     assert "handlers: handler of step 'RunInference(Handler)': the function Model.score, which Handler uses, was" in run(
         steps=("len(row)", "2 * len(row)")
     )
-    assert "Map(work)': TOK, which fn uses, is another" in run(steps=("self.calls = 0", "self.calls = 1"))
+    assert "Map(work)': TOK, which its function uses, is another" in run(steps=("self.calls = 0", "self.calls = 1"))
 
 
 def test_another_pipeline_is_refused(folder):

@@ -125,5 +125,9 @@ def _depends_on_python(key: str, old: str | None, new: str | None) -> bool:
 
 def _in_words(key: str, kind: str) -> str:
     user, _, used = key.partition(": ")
+    if user == "fn":  # of Map and the like: people call it by another name
+        user = "its function"
+        if not used:
+            return user
     named = f"the {kind} {used or user}" if kind in (FUNCTION, CLASS) else used or user
     return f"{named}, which {user} uses," if used else named
