@@ -143,6 +143,31 @@ def test_where_new_shapes_cost_lengths_are_rounded_up(plain: SentenceTransformer
     assert seen == [(2, 16), (2, 8), (6, 15)]
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize_embeddings": True}, {"prompt": "query: "}])
+def test_texts_that_are_tokenised_ahead_have_the_same_vectors(
+    plain: SentenceTransformer, monkeypatch: Any, options: Any
+) -> None:
+    monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
+    handler = SentenceTransformerModelHandler(MINILM, encode_kwargs=options)
+    assert handler.prepares_ahead()
+    monkeypatch.setattr(plain, "encode", None)
+    results = list(handler.run_inference(TEXTS, plain))
+    monkeypatch.undo()
+    expected = plain.encode(TEXTS, show_progress_bar=False, **options)
+    for result, vector in zip(results, expected, strict=True):
+        assert result.inference.dtype == vector.dtype
+        assert np.abs(result.inference - vector).max() < 1e-4
+
+
+def test_what_only_encode_can_do_is_left_to_it(plain: SentenceTransformer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
+    assert not SentenceTransformerModelHandler(MINILM, encode_kwargs={"precision": "int8"}).prepares_ahead()
+    handler = SentenceTransformerModelHandler(MINILM)
+    [result] = handler.run_inference(["good"], plain, {"output_value": "token_embeddings"})
+    assert result.inference.ndim == 2
+    check_handler(SentenceTransformerModelHandler(MINILM), TEXTS, tolerance=1e-4)
+
+
 def test_a_vector_owns_its_memory_alone(plain: SentenceTransformer) -> None:
     results = list(SentenceTransformerModelHandler(MINILM).run_inference(["one", "two"] * 20, plain))
     assert all(result.inference.base is None and result.inference.dtype == np.float32 for result in results)

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -43,6 +44,7 @@ from penstock.handlers.huggingface_tokens import (
     texts_of,
 )
 from penstock.handlers.pytorch_loading import device_name, usable_device
+from penstock.handlers.pytorch_running import Move, run_on
 from penstock.inference.handler import ModelHandler
 from penstock.rows import PredictionResult
 
@@ -367,6 +369,9 @@ def _check_weights(pipeline: Any, model_name: str) -> None:
 
 # Sentence encoders.
 
+_TOKENIZING = threading.Lock()  # tokenizers are changed by their calls
+_SIMPLE = {"normalize_embeddings", "prompt", "prompt_name"}  # arguments of encode()
+
 
 class SentenceTransformerModelHandler(_TextModelHandler):
     """Examples are texts; answers are their vectors, as numpy arrays."""
@@ -422,12 +427,25 @@ class SentenceTransformerModelHandler(_TextModelHandler):
             model.max_seq_length = self._max_seq_length
         return model.eval()
 
+    def prepares_ahead(self) -> bool:
+        return self.new_shapes_cost() and self._is_simple(self._encode_kwargs)
+
     def run_inference(
         self, batch: Sequence[str], model: Any, inference_args: InferenceArgs = None
     ) -> list[PredictionResult]:
         texts = texts_of(batch, no_text)
-        options = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_numpy": True, **self._encode_kwargs}
-        options |= inference_args or {}
+        options = {**self._encode_kwargs, **(inference_args or {})}
+        if not self.prepares_ahead():
+            vectors = self._encode(texts, model, options)
+        elif self._is_simple(options) and model.truncate_dim is None:
+            vectors = self._encode_ahead(texts, model, options)
+        else:
+            with _TOKENIZING:
+                vectors = self._encode(texts, model, options)
+        return [PredictionResult(row, _own(vector), self._model) for row, vector in zip(batch, vectors, strict=True)]
+
+    def _encode(self, texts: list[Any], model: Any, options: Mapping[str, Any]) -> Any:
+        options = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_numpy": True, **options}
         if self._length_buckets:
             prompt = _prompt_of(options, model.prompts, model.default_prompt_name)
             longest = model.preprocess(texts, prompt=prompt)["input_ids"].shape[1]
@@ -435,8 +453,26 @@ class SentenceTransformerModelHandler(_TextModelHandler):
             options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": bucket}}, **options}
         elif padding := self._padding(model.max_seq_length):
             options = {"processing_kwargs": {"text": padding}, **options}
-        vectors = model.encode(texts, **options)
-        return [PredictionResult(row, _own(vector), self._model) for row, vector in zip(batch, vectors, strict=True)]
+        return model.encode(texts, **options)
+
+    def _encode_ahead(self, texts: list[Any], model: Any, options: Mapping[str, Any]) -> Any:
+        """What encode() does for a batch, but that texts are tokenised while the device is at work on another one."""
+        prompt = _prompt_of(options, model.prompts, model.default_prompt_name) or None
+        with _TOKENIZING:
+            features = model.preprocess(
+                texts, prompt=prompt, processing_kwargs={"text": self._padding(model.max_seq_length)}
+            )
+
+        def run(move: Move) -> Any:
+            moved = {name: move(each) if isinstance(each, torch.Tensor) else each for name, each in features.items()}
+            vectors = model(moved)["sentence_embedding"].float()
+            return torch.nn.functional.normalize(vectors, dim=1) if options["normalize_embeddings"] else vectors
+
+        return run_on(model.device, run, lambda vectors: vectors.cpu().numpy())
+
+    def _is_simple(self, options: Mapping[str, Any]) -> bool:
+        """Whether encode() gives one vector of floats for each text, and nothing else was asked of it."""
+        return not self._length_buckets and not self._load_args and options.keys() <= _SIMPLE
 
     def _counter_key(self) -> str:
         prompts = self._encode_kwargs.get("prompt"), self._encode_kwargs.get("prompt_name")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from penstock.errors import MissingPackageError, PredictionCountError, RowError
@@ -18,6 +17,7 @@ except ModuleNotFoundError as exc:
     raise MissingPackageError("torch", "torch") from exc
 
 from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
+from penstock.handlers.pytorch_running import Move, run_on
 from penstock.inference.handler import ModelHandler
 from penstock.rows import PredictionResult
 
@@ -82,7 +82,7 @@ def _run_stacked(
     model_id: str | None,
 ) -> list[PredictionResult]:
     stacked = _stack(batch)
-    answers = _call(lambda move: call(move(stacked), **(inference_args or {})), device, len(batch))
+    answers = run_on(device, lambda move: call(move(stacked), **(inference_args or {})), lambda out: _split(out, len(batch)))
     return _results(batch, answers, model_id)
 
 
@@ -102,41 +102,10 @@ def _run_stacked_by_key(
             )
     stacked = {key: _stack([row[key] for row in batch]) for key in keys}
 
-    def run(move: _Move) -> Any:
+    def run(move: Move) -> Any:
         return call(**{key: move(tensor) for key, tensor in stacked.items()}, **(inference_args or {}))
 
-    return _results(batch, _call(run, device, len(batch)), model_id)
-
-
-_Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-
-# One thread launches, while the device is at work behind it: modules need not be thread-safe, and cuDNN plans each shape
-# once for a thread.
-_LAUNCHER = ThreadPoolExecutor(1, "penstock-launch")
-
-
-def _call(run: Callable[[_Move], Any], device: torch.device, rows: int) -> Sequence[Any]:
-    """Run the model and fetch its answers. On a GPU this thread waits for its own batch alone, on a stream of its own, so
-    that another can set up the next one meanwhile; the device runs them in turn."""
-    if device.type != "cuda":
-        with torch.inference_mode():
-            output = run(lambda tensor: tensor.to(device))
-        return _split(output, rows)
-    output, done = _LAUNCHER.submit(_launch, run, device).result()
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        done.wait()
-        return _split(output, rows)
-
-
-def _launch(run: Callable[[_Move], Any], device: torch.device) -> tuple[Any, torch.cuda.Event]:
-    with torch.inference_mode():
-        output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
-        return output, torch.cuda.current_stream(device).record_event()
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory that a device reads by itself: the copy does not wait for what the device is at."""
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    return _results(batch, run_on(device, run, lambda out: _split(out, len(batch))), model_id)
 
 
 # Rows to tensors, and back.

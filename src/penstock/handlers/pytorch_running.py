@@ -1,0 +1,41 @@
+"""Running a batch on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+T = TypeVar("T")
+Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+# One thread launches, while the device is at work behind it: modules need not be thread-safe, and cuDNN plans each shape
+# once for a thread.
+_LAUNCHER = ThreadPoolExecutor(1, "penstock-launch")
+
+
+def run_on(device: torch.device, run: Callable[[Move], Any], fetch: Callable[[Any], T]) -> T:
+    """fetch(run(move)), where move() brings a tensor to the device, and fetch() brings answers from it. On a GPU this thread
+    waits for its own batch alone, on a stream of its own, so that another can set up the next one meanwhile; the device
+    runs them in turn."""
+    if device.type != "cuda":
+        with torch.inference_mode():
+            output = run(lambda tensor: tensor.to(device))
+        return fetch(output)
+    output, done = _LAUNCHER.submit(_launch, run, device).result()
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        done.wait()
+        return fetch(output)
+
+
+def _launch(run: Callable[[Move], Any], device: torch.device) -> tuple[Any, torch.cuda.Event]:
+    with torch.inference_mode():
+        output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+        return output, torch.cuda.current_stream(device).record_event()
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory that a device reads by itself: the copy does not wait for what the device is at."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
