@@ -74,8 +74,7 @@ def write_manifest(journal: Journal) -> None:
     path = os.path.join(journal.folder, MANIFEST)
     try:
         with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(make_manifest(journal), file, indent=1)
-            file.write("\n")
+            file.write(f"{json.dumps(make_manifest(journal), indent=1)}\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{path}.new", path)
