@@ -864,6 +864,42 @@ def test_files_that_change_while_they_are_read_are_noticed(folder):
     assert manifest_of(folder)["state"] == "failed"
 
 
+def test_models_that_change_while_they_are_used_are_noticed(folder):
+    class Adds(ps.ModelHandler):
+        def __init__(self, path, writes=()):
+            super().__init__(max_batch_size=100)
+            self.path, self.writes = path, writes
+
+        def model_files(self):
+            return [self.path]
+
+        def load_model(self):
+            for name in self.writes:
+                with open(f"{self.path}/{name}", "a") as file:
+                    file.write("more")
+            return len
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [str(model(row)) for row in batch]
+
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_text("1")
+
+    def run(**options):
+        p = ps.Pipeline(run_dir=folder / "run", workers=0, **options)
+        rows = p | ps.ReadFromText(folder / "in" / "0.txt")
+        rows | ps.RunInference(Adds(str(folder / "model"), writes=["weights"])) | ps.WriteToText(folder / "out")
+        return p.run()
+
+    with pytest.raises(RunChangedError, match=r"(?s)changed while .*model/weights had a size of 1 "):
+        run()
+    assert not run(accept_changes=("models",)).was_finished, "what is accepted is taken for what it was"
+    p = ps.Pipeline(run_dir=folder / "other", workers=0)
+    rows = p | ps.ReadFromText(folder / "in" / "0.txt")
+    rows | ps.RunInference(Adds(str(folder / "model"), writes=["cache"])) | ps.WriteToText(folder / "other out")
+    p.run()
+
+
 def test_an_input_that_comes_back_is_not_new(folder):
     begun(folder)
     (folder / "in" / "0.txt").rename(folder / "aside.txt")

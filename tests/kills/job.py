@@ -1,4 +1,4 @@
-"""A run with everything that a kill can hit: two sources, branches, stages, a model in a host, failures, four outputs.
+"""A run with everything that a kill can hit: two sources, branches, stages, a model in a host, failures, three outputs.
 
 python job.py <folder>: reads <folder>/in, writes <folder>/out, keeps its journal in <folder>/run.
 """

@@ -38,7 +38,7 @@ def check_same_run(journal: Journal, identity: Identity, plan: Plan, inputs: Seq
 
 def check_still_same(journal: Journal, identity: Identity, inputs: Sequence[Input]) -> None:
     """Raise RunChangedError if a file was changed while the run was reading it."""
-    if found := _changed_inputs(journal, inputs) + _changed_models(journal, identity):
+    if found := _changed_inputs(journal, inputs) + _changed_models(journal, identity, or_new=False):
         raise RunChangedError(
             f"files were changed while the run in {journal.folder} was reading them:\n"
             + "\n".join(_listed(found))
@@ -99,7 +99,8 @@ def _changed_inputs(journal: Journal, inputs: Sequence[Input]) -> list[Change]:
     ]
 
 
-def _changed_models(journal: Journal, identity: Identity) -> list[Change]:
+def _changed_models(journal: Journal, identity: Identity, *, or_new: bool = True) -> list[Change]:
+    """What has become of the files of models; those that are new may have been made by whoever loaded the model."""
     known = journal.files("model")
     now: dict[str, list[InputFile]] = {}
     for _, step, file in model_files(identity):
@@ -108,7 +109,8 @@ def _changed_models(journal: Journal, identity: Identity) -> list[Change]:
     for step in {**known, **now}:
         before, after = known.get(step, {}), now.get(step, [])
         found += [Change("models", f"step {step!r}: {what}") for what in _differences(before, after)]
-        found += [Change("models", f"step {step!r}: {f.path} is new") for f in after if f.path not in before]
+        new = [file.path for file in after if file.path not in before] if or_new else []
+        found += [Change("models", f"step {step!r}: {path} is new") for path in new]
     return found
 
 
