@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 import penstock as ps
 from penstock.errors import InputError, PredictionCountError, UsageError
-from penstock.handlers import huggingface, huggingface_tokens
+from penstock.handlers import huggingface_encoders, huggingface_tokens
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
 from penstock.rows import PredictionResult
 from penstock.testing import check_handler
@@ -206,8 +206,10 @@ def test_prompts_are_counted(plain: SentenceTransformer) -> None:
 
 def test_many_threads_count_with_one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
-    load = huggingface._tokenizer
-    monkeypatch.setattr(huggingface, "_tokenizer", lambda *args, **options: loads.append(1) or load(*args, **options))
+    load = huggingface_encoders.tokenizer_from
+    monkeypatch.setattr(
+        huggingface_encoders, "tokenizer_from", lambda *args, **options: loads.append(1) or load(*args, **options)
+    )
     monkeypatch.setattr(huggingface_tokens, "_counters", {})
     handlers = [pickle.loads(pickle.dumps(SentenceTransformerModelHandler(MINILM))) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
