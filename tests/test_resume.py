@@ -66,6 +66,14 @@ def copied(folder, *, stop_at=None, workers=0, function=None, **options):
     return p.run()
 
 
+def replacing(folder, stop_at, *, workers=0, **options):
+    """A run that copies in/ over what is in out/."""
+    p = ps.Pipeline(run_dir=folder / "run", workers=workers, **options)
+    rows = p | ps.ReadFromText(folder / "in" / "*.txt")
+    rows | ps.Map(lambda row: f"{1 // (row != stop_at)}{row}"[1:]) | ps.WriteToText(folder / "out", overwrite=True)
+    return p.run()
+
+
 def begun(folder, **options):
     """A run that has done some of its splits and failed."""
     with pytest.raises(StepError, match="stopped"):
@@ -263,19 +271,13 @@ def test_a_run_that_overwrites_replaces_the_output_when_it_is_done(folder):
     for number in range(40):
         (folder / "out" / f"part-{number:05d}.txt").write_text("old\n")
 
-    def run(stop_at, **options):
-        p = ps.Pipeline(run_dir=folder / "run", workers=2, **options)
-        rows = p | ps.ReadFromText(folder / "in" / "*.txt")
-        rows | ps.Map(lambda row: f"{1 // (row != stop_at)}{row}"[1:]) | ps.WriteToText(folder / "out", overwrite=True)
-        return p.run()
-
     with pytest.raises(StepError):
-        run("1-3999")
+        replacing(folder, "1-3999", workers=2)
     assert set(lines_of(folder)) == {"old"}
     assert len(list((folder / "out").glob("part-*"))) == 40
-    run(None, accept_changes=("code",))
+    replacing(folder, None, workers=2, accept_changes=("code",))
     assert lines_of(folder) == inputs_of(folder)
-    assert run(None).was_finished
+    assert replacing(folder, None).was_finished
 
 
 @pytest.mark.timeout(300)
@@ -978,19 +980,13 @@ def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
     (folder / "out").mkdir()
     (folder / "out" / "part-00000.txt").write_text("old\n")
 
-    def run(stop_at, **options):
-        p = ps.Pipeline(run_dir=folder / "run", workers=0, **options)
-        rows = p | ps.ReadFromText(folder / "in" / "*.txt")
-        rows | ps.Map(lambda row: f"{1 // (row != stop_at)}{row}"[1:]) | ps.WriteToText(folder / "out", overwrite=True)
-        return p.run()
-
     with pytest.raises(StepError):
-        run("1-1000")
+        replacing(folder, "1-1000")
     [aside] = [path for path in (folder / "out").iterdir() if path.is_dir()]
     parts = [path for path in aside.iterdir() if not path.name.startswith(".")]
     assert len(parts) > 1, "splits that are prepared wait for the others"
     parts[0].unlink()
-    run(None, accept_changes=("code",))
+    replacing(folder, None, accept_changes=("code",))
     assert lines_of(folder) == inputs_of(folder)
 
 

@@ -22,7 +22,7 @@ from penstock.rows import without
 
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedLane
-    from penstock.inference.session import Lane
+    from penstock.inference.lane import Lane
 
 
 class _Rows(NamedTuple):

@@ -14,8 +14,9 @@ from penstock.failures import Failure
 from penstock.inference.forming import FormingLane
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedLane, HostedSession
+from penstock.inference.lane import Lane
 from penstock.inference.path import join_keys, through
-from penstock.inference.session import InferenceSession, Lane
+from penstock.inference.session import InferenceSession
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
 from penstock.rows import measured, weigh_rows

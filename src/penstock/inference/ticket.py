@@ -19,7 +19,7 @@ from penstock.transport.packing import why_not_packed
 
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedLane
-    from penstock.inference.session import Lane
+    from penstock.inference.lane import Lane
 
 
 class Ticket:

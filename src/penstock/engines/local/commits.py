@@ -54,7 +54,8 @@ class Commits:
     ) -> None:
         self.attempts_before = session * ATTEMPTS_OF_A_SESSION
         self.journal = journal
-        self.sinks = sinks
+        self.sinks = list(sinks.values())  # the journal knows them by their place here
+        self._places = {node: place for place, node in enumerate(sinks)}
         self.names = names  # that the journal has for steps, by label
         self.hold = False  # publish nothing before the end
         self._digests = digests
@@ -89,20 +90,20 @@ class Commits:
         self._publish(self.journal.prepared())
 
     def _described(self, node: int, token: Any) -> PreparedPart:
-        """A part as the journal has it, which knows sinks by their place among all, not by their node."""
-        sink = self.sinks[node]
-        return PreparedPart(list(self.sinks).index(node), token, checked_json(sink.details(token), sink, "details"))
+        """A part as the journal has it."""
+        place = self._places[node]
+        sink = self.sinks[place]
+        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
-        sinks = list(self.sinks.values())
         for split, parts in splits:
             for part in parts:
                 try:
-                    sinks[part.sink].publish(part.token)
+                    self.sinks[part.sink].publish(part.token)
                 except Exception as exc:
                     raise EngineError(
-                        f"{sinks[part.sink].describe()}: a finished part could not be published: "
+                        f"{self.sinks[part.sink].describe()}: a finished part could not be published: "
                         f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
                         "the part is kept, and the run goes on from there"
                     ) from exc
@@ -151,23 +152,23 @@ class SplitBySplit:
 
     def _prepare(self) -> None:
         for run in self._journal.fact("earlier_runs") or ():
-            for sink in self._sinks.values():
+            for sink in self._sinks:
                 sink.clean(run)
         for aside in self._journal.fact("earlier_asides") or ():  # of sinks that this run does not have, too
             shutil.rmtree(aside, ignore_errors=True)
         self._clean()
         if earlier := self._journal.fact("earlier"):
-            for sink in self._sinks.values():
+            for sink in self._sinks:
                 sink.start_over(earlier)
-        notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks.values()]
-        hold = any(sink.replaces() for sink in self._sinks.values())
-        asides = [aside for sink in self._sinks.values() for aside in sink.aside(self._run)]
+        notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
+        hold = any(sink.replaces() for sink in self._sinks)
+        asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
     def _resume(self, notes: Sequence[Any]) -> None:
         self._clean()
         published = self._journal.published()
-        for place, (sink, note) in enumerate(zip(self._sinks.values(), notes, strict=True)):
+        for place, (sink, note) in enumerate(zip(self._sinks, notes, strict=True)):
             sink.resume(self._run, note, published.get(place, ()))
 
     def _clean(self) -> None:
@@ -175,7 +176,7 @@ class SplitBySplit:
         for _, parts in self._journal.prepared():
             for part in parts:
                 kept.setdefault(part.sink, []).append(part.token)
-        for place, sink in enumerate(self._sinks.values()):
+        for place, sink in enumerate(self._sinks):
             sink.clean(self._run, kept.get(place, ()))
 
 

@@ -12,7 +12,7 @@ from penstock.engines.local.coordinator import Tally
 from penstock.engines.local.explain import explain
 from penstock.engines.local.outputs import AtTheEnd
 from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
-from penstock.engines.local.run import Run, labelled_sinks
+from penstock.engines.local.run import Run, labelled_sinks, sinks_of
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
@@ -36,7 +36,7 @@ class LocalEngine:
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         plan = make_plan(graph)
         if options.run_dir is not None:
-            for _, sink in labelled_sinks(plan).values():
+            for sink in sinks_of(plan).values():
                 sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:

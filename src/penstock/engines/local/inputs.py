@@ -46,9 +46,7 @@ def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_go
 
 def written_by(journal: Journal) -> set[str]:
     """The files that a run has published, may have published when it was killed, or has taken over from an earlier one."""
-    parts = [part for some in journal.published().values() for part in some]
-    parts += [dict(part.details) for _, some in journal.prepared() for part in some]
-    parts += journal.fact("earlier") or ()
+    parts = [*journal.parts(), *(journal.fact("earlier") or ())]
     return {_place(part["path"]) for part in parts if "path" in part}
 
 

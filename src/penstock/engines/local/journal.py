@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 from penstock.crashes import crash_point
 from penstock.engines.local.journal_errors import journal_errors, reading, unpickling
-from penstock.engines.local.journal_values import name_of, pickled, storable
+from penstock.engines.local.journal_values import name_of, not_picklable, storable
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
-from penstock.transport.packing import load_pickle
+from penstock.transport.packing import dump_rows, load_pickle
 
 FORMAT = 1
 NAME = "journal.db"
@@ -152,6 +152,10 @@ class Journal:
         splits = self._query("SELECT source, number FROM splits WHERE state = 'prepared' ORDER BY source, number")
         return [(SplitId(*split), self._parts_of(SplitId(*split))) for split in splits]
 
+    def parts(self) -> list[dict[str, Any]]:
+        """The sinks' details of all parts, of splits that are prepared or done."""
+        return [json.loads(details) for (details,) in self._query("SELECT details FROM parts")]
+
     def published(self) -> dict[int, list[dict[str, Any]]]:
         """The sinks' details of all parts of splits that are done, by sink, in the order of splits."""
         found: dict[int, list[dict[str, Any]]] = {}
@@ -229,7 +233,6 @@ class Journal:
 
     def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
         """These splits are done but for the publishing of their parts. From now on they are never run again."""
-        sinks = self.fact("sink_names") or ()
         with self._transaction():
             for split, result, parts in splits:
                 told = json.dumps(result.to_json(), separators=(",", ":"))
@@ -241,7 +244,7 @@ class Journal:
                 self._db.executemany(
                     "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
                     [
-                        (*split, at, part.sink, pickled(part.token, "part", sinks, part.sink), json.dumps(part.details))
+                        (*split, at, part.sink, self._pickled(part.token, "part", part.sink), json.dumps(part.details))
                         for at, part in enumerate(parts)
                     ],
                 )
@@ -273,9 +276,17 @@ class Journal:
             self._put_files((role, owner, file, None) for role, owner, file in files)
 
     def _add_splits(self, splits: Iterable[tuple[SplitId, Any]]) -> None:
-        sources = (self.fact("order") or {}).get("sources", {})
-        rows = [(*split, pickled(payload, "split", sources, split.source)) for split, payload in splits]
+        rows = ((*split, self._pickled(payload, "split", split.source)) for split, payload in splits)
         self._db.executemany("INSERT INTO splits (source, number, split) VALUES (?, ?, ?)", rows)
+
+    def _pickled(self, value: Any, kind: str, maker: int) -> bytes:
+        """A split of a source, or the token of a sink's part, for later processes."""
+        try:
+            return dump_rows(value)
+        except Exception as exc:
+            order = self.fact("order") or {}
+            makers = order.get("sources" if kind == "split" else "sinks", ())
+            raise not_picklable(value, kind, makers[maker] if maker < len(makers) else f"number {maker}", exc) from exc
 
     def _put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
         rows = [

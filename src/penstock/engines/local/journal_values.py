@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import NotShippableError, UsageError
 from penstock.io.sink import Sink
 from penstock.rows import safe_str, shorten
-from penstock.transport.packing import dump_rows
 
 
 def storable(name: str) -> str | bytes:
@@ -37,13 +35,8 @@ def checked_json(value: Any, sink: Sink[Any], method: str) -> Any:
     return value
 
 
-def pickled(value: Any, kind: str, makers: Sequence[str], maker: int) -> bytes:
-    """A split of a source, or the token of a sink's part, for later processes."""
-    try:
-        return dump_rows(value)
-    except Exception as exc:
-        name = makers[maker] if maker < len(makers) else f"number {maker}"
-        raise NotShippableError(
-            f"{name}: a {kind} of type {type(value).__name__} cannot be pickled ({type(exc).__name__}: {safe_str(exc)}), so "
-            f"the journal cannot keep it\n  {kind}: {shorten(value)}\n  make it of plain data, such as names and numbers"
-        ) from exc
+def not_picklable(value: Any, kind: str, maker: str, exc: Exception) -> NotShippableError:
+    return NotShippableError(
+        f"{maker}: a {kind} of type {type(value).__name__} cannot be pickled ({type(exc).__name__}: {safe_str(exc)}), so "
+        f"the journal cannot keep it\n  {kind}: {shorten(value)}\n  make it of plain data, such as names and numbers"
+    )

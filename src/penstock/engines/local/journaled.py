@@ -18,7 +18,7 @@ from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
 from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, model_files, order_of
-from penstock.engines.local.run import Run, labelled_sinks, terminable
+from penstock.engines.local.run import Run, sinks_of, terminable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
@@ -57,7 +57,8 @@ class _Begun:
         self.graph = graph
         self.plan = plan
         self.options = options
-        self.sinks = {index: sink for index, (_, sink) in labelled_sinks(plan).items()}
+        self.by_node = sinks_of(plan)
+        self.sinks = list(self.by_node.values())
         self.identity = describe_run(graph, plan)
         self.names = stable_names(graph)
         self.is_blind = False  # it takes the place of a run whose journal cannot be read
@@ -105,7 +106,7 @@ class _Begun:
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
-                commits = Commits(journal, self.sinks, session, digests, self.names)
+                commits = Commits(journal, self.by_node, session, digests, self.names)
                 result, _ = run.carry_out(SplitBySplit(commits, lambda: self._check_files(digests)))
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
@@ -126,7 +127,7 @@ class _Begun:
             {
                 "environment": environment(self.options),
                 "explained": explain(self.plan, pools, surroundings(self.options, Machine.here()), journaled=True),
-                "sink_names": [sink.describe() for sink in self.sinks.values()],
+                "sink_names": [sink.describe() for sink in self.sinks],
             }
         )
         write_manifest(self.journal)
@@ -201,23 +202,23 @@ class _Begun:
 
     def _rehearse(self, facts: Mapping[str, Any]) -> None:
         """Whether the sinks can start over: if not, the journal that is there must stay."""
-        for sink in self.sinks.values():
+        for sink in self.sinks:
             sink.clean(facts["run"])  # a process that was killed may have been here before
         try:
-            for sink in self.sinks.values():
+            for sink in self.sinks:
                 if self.is_blind:
                     sink.start_over_blindly(told_run(self.folder.path))
                 else:
                     sink.start_over(facts.get("earlier") or ())
                 sink.prepare(facts["run"])
         finally:
-            for sink in self.sinks.values():
+            for sink in self.sinks:
                 sink.clean(facts["run"])
 
     def _check_output(self, journal: Journal) -> None:
         """What was published must be there: it is not made again."""
         published = journal.published()
-        for place, sink in enumerate(self.sinks.values()):
+        for place, sink in enumerate(self.sinks):
             if gone := sink.missing(published.get(place, ())):
                 raise OutputError(
                     f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone or changed, such as "
@@ -226,13 +227,12 @@ class _Begun:
 
     def _reopen_lost(self, journal: Journal) -> None:
         """Splits that were prepared, and whose parts are lost before they were published, run again."""
-        sinks = list(self.sinks.values())
         lost = []
         for split, parts in journal.prepared():
-            if not all(sinks[part.sink].has(part.token) for part in parts):
+            if not all(self.sinks[part.sink].has(part.token) for part in parts):
                 lost.append(split)
                 for part in parts:
-                    sinks[part.sink].withdraw(part.token)
+                    self.sinks[part.sink].withdraw(part.token)
         if lost:
             journal.reopen(lost)
 
@@ -251,8 +251,7 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
         return {}
     if found.fact("sinks") is None:  # that run was never begun: this one takes its place
         return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs", "earlier_asides")}
-    parts = [*(found.fact("earlier") or ()), *(part for some in found.published().values() for part in some)]
-    parts += [dict(part.details) for _, some in found.prepared() for part in some]
+    parts = [*(found.fact("earlier") or ()), *found.parts()]
     return {
         "earlier": list({json.dumps({**part, "xxh128": None}, sort_keys=True): part for part in parts}.values()),
         "earlier_runs": [*(found.fact("earlier_runs") or ()), found.fact("run")],

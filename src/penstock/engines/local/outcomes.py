@@ -58,7 +58,7 @@ class SplitResult:
 
 
 class PreparedPart(NamedTuple):
-    """A part that lies aside: the sink's node, its token for publish(), and the sink's details of it."""
+    """A part that lies aside: the sink's place among all, its token for publish(), and the sink's details of it."""
 
     sink: int
     token: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engines.local.coordinator import Tally
@@ -63,18 +63,18 @@ class AtTheEnd:
                     f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
-        finish(self._run, self._sinks, published=True)
+        finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:
-        finish(self._run, self._sinks, published=False, error=error)
+        finish(self._run, self._sinks.values(), published=False, error=error)
 
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
 
 
-def finish(run: str, sinks: Mapping[int, Sink[Any]], *, published: bool, error: BaseException | None = None) -> None:
+def finish(run: str, sinks: Iterable[Sink[Any]], *, published: bool, error: BaseException | None = None) -> None:
     """The sinks' last word. One that fails keeps none of the others from theirs, and hides no earlier error."""
-    for sink in sinks.values():
+    for sink in sinks:
         try:
             sink.finish(run, published)
         except Exception as exc:

@@ -52,7 +52,7 @@ class Run:
 
     @property
     def sinks(self) -> dict[int, Sink[Any]]:
-        return {index: sink for index, (_, sink) in labelled_sinks(self.plan).items()}
+        return sinks_of(self.plan)
 
     def carry_out(self, outputs: Outputs) -> tuple[RunResult, Tally]:
         started = time.perf_counter()
@@ -137,6 +137,11 @@ def labelled_sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
         assert isinstance(node.transform, Write)
         found[index] = (node.label, node.transform.sink)
     return found
+
+
+def sinks_of(plan: Plan) -> dict[int, Sink[Any]]:
+    """The sinks of a plan, by node."""
+    return {index: sink for index, (_, sink) in labelled_sinks(plan).items()}
 
 
 def _stage_lines(
