@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 
-.PHONY: demo test check lint types torture bench clean
+.PHONY: demo test check lint types torture search bench clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
@@ -23,6 +23,10 @@ types: .venv-test/ready
 torture: .venv-test/ready
 	.venv-test/bin/python tests/kills/killing.py --kills 940
 	.venv-test/bin/python tests/kills/killing.py --kills 60 --job encoder_job.py
+
+# The properties, each time with new examples; make test takes the same ones each time.
+search: .venv-test/ready
+	for round in $$(seq 20); do .venv-test/bin/python -m pytest -q --hypothesis-profile=search -m hypothesis || exit 1; done
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/overhead.py

@@ -10,12 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import penstock as ps
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported: no test looks anything up there
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
 faulthandler.enable()
+
+# The same examples each time, and no limit of time. `--hypothesis-profile=search` looks for new ones (make search).
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 WAYS: dict[str, dict[str, Any]] = {
     "in-process": {"workers": 0},

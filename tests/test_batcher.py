@@ -176,7 +176,7 @@ class Run:
         self.check_deadline()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(limits=limits, weighed=st.booleans(), operations=st.lists(operations, max_size=40))
 @example(
     limits=BatchLimits(max_size=4, max_weight=5, weigh=len),

@@ -443,7 +443,7 @@ class Simulator:
 
 
 @pytest.mark.timeout(400)  # to find a small failing run takes its time
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(world=worlds, random=st.randoms(use_true_random=False))
 def test_random_runs(world, random):
     simulator = Simulator(world, random)
@@ -461,7 +461,7 @@ def test_random_runs(world, random):
 
 
 @pytest.mark.timeout(400)  # to find a small failing run takes its time
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(world=worlds, random=st.randoms(use_true_random=False))
 def test_without_trouble_every_row_runs_once(world, random):
     world.trouble, world.timeout, world.load_timeout = 0, None, None
@@ -1095,7 +1095,7 @@ def test_the_fatal_row_of_a_batch_is_found(rows, hangs):
         assert hunted.restarts <= 2 * (rows.bit_length() + 3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=st.integers(2, 12), fatal=st.sets(st.integers(0, 11)), hangs=st.booleans(), more=st.integers(0, 3))
 def test_every_row_of_a_hunt_ends_once(rows, fatal, hangs, more):
     hunted = Hunted(rows, lambda batch: bool(batch & fatal), hangs=hangs, more=more)

@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines.identity import fingerprint, values
@@ -53,13 +53,11 @@ nested = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(nested)
 def test_a_copy_has_the_digest_of_the_value(value):
     assert fingerprint(copy.deepcopy(value)) == fingerprint(value)
 
 
-@settings(deadline=None)
 @given(st.lists(hashable, unique=True), st.randoms())
 def test_the_order_of_sets_and_dicts_does_not_matter(items, chance):
     shuffled = chance.sample(items, len(items))
@@ -67,7 +65,6 @@ def test_the_order_of_sets_and_dicts_does_not_matter(items, chance):
     assert fingerprint(dict.fromkeys(shuffled, 1)) == fingerprint(dict.fromkeys(items, 1))
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.none()), max_size=12), st.data())
 def test_lists_that_differ_have_different_digests(items, data):
     other = data.draw(st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.none()), max_size=12))
@@ -769,7 +766,6 @@ def test_layout_leaves_no_trace(module):
         assert digests(name, one[name])[name] == digests(name, other[name])[name], name
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["and", "or"]), st.sampled_from(["and", "or"]), st.booleans(), st.booleans())
 def test_conditions_over_several_lines(first, second, negated, in_test):
     def made(gap):

@@ -110,7 +110,7 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 field = st.text(alphabet=st.sampled_from('ab,"\r\n ä\x00'), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(table=st.lists(st.tuples(field, field), min_size=1, max_size=8))
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("csv") / "out"

@@ -44,7 +44,7 @@ def write_compressed(path: Path, codec: str, data: bytes) -> None:
 line_bytes = st.text(alphabet=st.sampled_from("ab\rä€𝄞\u2028\x0b\x85"), max_size=12).map(str.encode)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     contents=st.lists(st.tuples(st.lists(line_bytes, max_size=8), st.booleans()), min_size=1, max_size=4),
     target=st.integers(1, 40),
@@ -72,7 +72,7 @@ def test_every_line_is_owned_once_and_in_order(
         assert Path(run.path).read_bytes()[run.offset :].startswith(run.data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=60), cut=st.integers(0, 60))
 def test_a_cut_anywhere_loses_and_doubles_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "file"

@@ -58,7 +58,7 @@ def test_parquet_keeps_the_contract_of_a_source(tmp_path: Path) -> None:
     assert source.count() == 9100
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 25)), min_size=1, max_size=3),
     max_bytes=st.integers(1, 2000),

@@ -45,7 +45,7 @@ def check_batch(spans, limits, aim):
     return [(span.entry.item, span.start) for span in spans]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(arrivals, limit_sets, st.lists(aims, min_size=1, max_size=4), st.data())
 def test_every_row_leaves_once_within_its_limits(groups, limits, several_aims, data):
     batcher = Batcher(limits, several_aims[0])
@@ -68,7 +68,7 @@ def test_every_row_leaves_once_within_its_limits(groups, limits, several_aims, d
     assert batcher.waiting == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.integers(1, 40), st.integers(1, 500))
 def test_nobody_waits_for_more_than_two_generations(lengths, lookahead, cost):
     """However the lengths of its neighbours fall, a row leaves before twice the lookahead has come after it."""

@@ -103,7 +103,7 @@ def tables(draw):
     return table.slice(start, draw(st.integers(0, table.num_rows)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(values, max_size=4) | tables(), max_size=3))
 def test_blocks_come_back_as_they_were(blocks):
     again = list(unpack(memoryview(packed(*blocks))))
@@ -117,7 +117,7 @@ def test_blocks_come_back_as_they_were(blocks):
             assert after.equals(before)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(arrays(), min_size=1, max_size=5), st.integers(0, 40))
 def test_arrays_can_be_written_to_and_lie_straight(rows, pickled_bytes):
     block = [b"x" * pickled_bytes, *rows]
@@ -228,7 +228,7 @@ blocks_to_cut = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(blocks=blocks_to_cut, spread=st.booleans(), chunk_bytes=st.sampled_from([1, 64, 500, 1 << 20]))
 def test_pieces_are_the_rows_in_order_within_bounds(blocks, spread, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:

@@ -376,7 +376,7 @@ def by_the_plan(plan):
     return [row for _, row in sorted(collected)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs())
 def test_a_plan_gives_the_rows_of_its_graph_in_order(made):
     p, wanted = made

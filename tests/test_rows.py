@@ -312,6 +312,7 @@ def test_lines():
         "s | 1,500 rows | 100 rows/s | 0 failed | 25% done | 0:30 left"
     ), "rows of earlier processes took no time of this one"
     assert render(StageProgress("s", 1_500, None, None, share=1.0), 10.0, 120).endswith("| 0 failed")
+    assert render(StageProgress("s", 9, None, None, share=5e-324), 10.0, 120).endswith("| 0 failed"), "too early to tell"
     assert render(StageProgress("s", 0, 100, None), 0.0, 120) == "s | 0 of 100 rows | 0 rows/s | 0 failed"
     assert render(StageProgress("s", 100, 100, None), 1.0, 120).endswith("| 0 failed")
     assert render(StageProgress("s", 1, 10_001, None), 1.0, 120).endswith("| 2:46:40 left")

@@ -263,7 +263,7 @@ class Simulator:
             self.decide()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(world=worlds(), random=st.randoms(use_true_random=False), bound=st.integers(1, 4), limit=st.integers(1, 6))
 def test_random_runs(world, random, bound, limit):
     with pytest.MonkeyPatch.context() as patch:
@@ -281,7 +281,7 @@ def test_random_runs(world, random, bound, limit):
         assert not any(member.ready for member in simulator.workers.values()), "an idle worker was not told to stop"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(world=worlds(), random=st.randoms(use_true_random=False))
 def test_a_run_without_trouble_tries_everything_once(world, random):
     world.trouble = 0

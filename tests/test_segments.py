@@ -212,7 +212,7 @@ operations = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(operations=st.lists(operations, max_size=40), private=st.booleans(), kept=st.integers(0, 4))
 def test_nothing_changes_under_a_reader_or_before_it_reads(operations, private, kept):
     with pytest.MonkeyPatch.context() as patch:
@@ -589,7 +589,7 @@ def received(frames):
         return []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), messages=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.booleans()), max_size=8))
 def test_messages_in_any_pieces_arrive_whole_and_in_order(data, messages):
     before = open_files()

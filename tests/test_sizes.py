@@ -56,7 +56,7 @@ def test_the_search_is_near_the_best_fixed_size(curve):
     assert searched(cost) >= 0.95 * max(fixed(cost, size) for size in range(1, MOST + 1, 3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 50), st.integers(1, 5000), st.integers(1, 100), st.integers(0, 2**32))
 def test_the_search_never_leaves_its_ladder(least, more, start, seed):
     chance = random.Random(seed)
@@ -112,7 +112,7 @@ def test_a_ceiling_is_remembered_and_tried_again():
     assert ceiling.under(1000) == 1000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 10**6), max_size=30))
 def test_a_ceiling_always_leaves_one_row(sizes):
     ceiling = Ceiling()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 REPAINT_EVERY = 0.2  # seconds
+FORECAST_FROM = 0.001  # of the work: what is left cannot be told from less
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def render(stage: StageProgress, seconds: float, width: int) -> str:
     parts.append(f"{stage.failures} failed")
     if stage.known and rate and stage.rows < stage.known:
         parts.append(f"{_duration((stage.known - stage.rows) / rate)} left")
-    elif not stage.known and stage.share and stage.share < 1:
+    elif not stage.known and stage.share is not None and FORECAST_FROM <= stage.share < 1:
         parts.append(f"{stage.share:.0%} done | {_duration(seconds * (1 / stage.share - 1))} left")
     numbers = " | ".join(parts)
     room = max(8, width - len(numbers) - 4)
