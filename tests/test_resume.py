@@ -1083,11 +1083,14 @@ def test_sigterm_leaves_word(folder):
         "p | ps.Create(range(3)) | ps.Map(lambda n: print(n, flush=True) or time.sleep(600)) | ps.WriteToText('out')\n"
         "p.run()\n"
     )
-    process = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"0\n"
+    process = subprocess.Popen(
+        [sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "0\n"
     process.terminate()
-    assert process.wait(60) == -signal.SIGTERM
-    process.stdout.close()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert told.startswith(f"penstock: stopped; what was done is kept in {folder / 'run'}: run the same command again"), told
     assert manifest_of(folder)["state"] == "stopped"
 
 

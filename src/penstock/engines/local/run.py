@@ -205,7 +205,7 @@ class _Terminated(BaseException):
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it."""
+    """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it, and says what is kept of the run."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -217,7 +217,9 @@ def terminable() -> Iterator[None]:
     signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except _Terminated:
+    except _Terminated as exc:
+        with contextlib.suppress(Exception):  # nobody may be listening any more
+            print("; ".join(["penstock: stopped", *getattr(exc, "__notes__", ())]), file=sys.stderr, flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         raise
