@@ -44,6 +44,10 @@ class InputError(UsageError):
     """An input is missing, unreadable, or not what its format says."""
 
 
+class MissingInputError(InputError):
+    """The path of an input names no file."""
+
+
 class OutputError(UsageError):
     """An output cannot be written, or something is there already."""
 

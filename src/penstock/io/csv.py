@@ -47,6 +47,9 @@ class CsvSource(FileSource[dict[str, str]]):
         target = goal.target_bytes(sum(file.size for file in files))
         return [CsvSplit(packed, columns, found_in) for packed in pack(pieces, target)]
 
+    def paths_of(self, split: CsvSplit) -> set[str]:
+        return {file.path for file in split.files}
+
     def read(self, split: CsvSplit) -> Iterator[Block]:
         return blocks_of(group for file in split.files for group in self._groups(file, split))
 

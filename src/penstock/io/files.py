@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.errors import InputError, UsageError
+from penstock.errors import InputError, MissingInputError, UsageError
 
 PieceT = TypeVar("PieceT")
 
@@ -63,8 +64,27 @@ def is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
+def place_of(path: str) -> str:
+    """One name for a file, however it was spelled, without secrets."""
+    if "://" not in path:
+        return _local_place(path)
+    fs, inner = store_of(path, InputError)
+    return _local_place(inner) if is_local(fs) else without_secrets(fs.unstrip_protocol(inner))
+
+
+def _local_place(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(real_folder(folder), name)
+
+
+@functools.lru_cache(1024)
+def real_folder(folder: str) -> str:
+    """A folder without links on the way to it. Remembered: clear the cache before a new look."""
+    return os.path.realpath(folder)
+
+
 def list_files(pattern: str) -> list[InputFile]:
-    """The files that a path, a folder or a glob names, sorted by path. Raises InputError when there are none.
+    """The files that a path, a folder or a glob names, sorted by path. Raises MissingInputError when there are none.
 
     A folder means every file below it. Names that start with "." or "_" are left out there, and in a glob too unless it
     spells the "." or "_" out.
@@ -77,9 +97,21 @@ def list_files(pattern: str) -> list[InputFile]:
     return [_input_file(fs, path, found[path]) for path in sorted(found)]
 
 
+def look_again(file: InputFile) -> InputFile | None:
+    """A local file as it is now, None if it is gone; one of another store as it was, since to ask for it takes time."""
+    if "://" in file.path:
+        return file
+    fs, inner = store_of(file.path, InputError)
+    try:
+        return _input_file(fs, inner, fs.info(inner))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _find(fs: Any, root: str, pattern: str) -> dict[str, Any]:
     if fs.isdir(root):
-        found = _visible(_resolved(fs, fs.find(root, detail=True)), root)
+        strictly = {"on_error": "raise"} if is_local(fs) else {}  # else folders that cannot be read count as empty
+        found = _visible(_resolved(fs, fs.find(root, detail=True, **strictly)), root)
         advice = "the folder has no files (names that start with '.' or '_' do not count)"
     elif fs.exists(root):
         found, advice = {root: fs.info(root)}, ""
@@ -89,7 +121,7 @@ def _find(fs: Any, root: str, pattern: str) -> dict[str, Any]:
     else:
         found, advice = {}, "there is no such file or folder; check the path"
     if not found:
-        raise InputError(f"{pattern}: {advice}")
+        raise MissingInputError(f"{pattern}: {advice}")
     return found
 
 
@@ -117,6 +149,8 @@ def _input_file(fs: Any, inner: str, info: dict[str, Any]) -> InputFile:
     path = inner if is_local(fs) else fs.unstrip_protocol(inner)
     if info["type"] != "file" or not isinstance(info.get("size"), int):
         raise InputError(f"{path}: expected a regular file of known size; copy it to one and read that")
+    if info.get("islink") and is_local(fs):
+        info = {**info, "mtime": os.stat(inner).st_mtime}  # of the file, not of the link
     stamps = (info.get(key) for key in ("mtime", "LastModified", "last_modified", "updated", "etag", "ETag", "created"))
     modified = str(next(filter(None, stamps), ""))
     return InputFile(path, info["size"], modified, compression_of(path))

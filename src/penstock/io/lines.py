@@ -168,6 +168,9 @@ class TextSource(FileSource[str]):
         files = [file for file in self.inputs() if self.is_wanted(file.path)]
         return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
 
+    def paths_of(self, split: tuple[LineRange, ...]) -> set[str]:
+        return {piece.path for piece in split}
+
     def count(self) -> int | None:
         return count_small(self)
 

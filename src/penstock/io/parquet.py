@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLOCK_ROWS, BLOCK_BYTES = 64 << 10, 16 << 20  # what read() yields at most, about
 BATCH_ROWS = 4096  # decoded at once: text that repeats is far larger in memory than the file says
 FOOTER_THREADS = 16
-MOST_RANGES = 8  # of one row group, if no more are asked for: each of them reads the group from its start
+MOST_RANGES = 8  # of one row group, if no more are asked for: every worker may have to read the group from its start
 COMPRESSIONS = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
 
 
@@ -62,6 +62,7 @@ class ParquetSource(FileSource[dict[str, Any]]):
         super().__init__(pattern)
         self.columns = columns
         self._known: tuple[Sequence[files.InputFile], list[Footer]] | None = None
+        self._open: _OpenFile | None = None  # in a worker: what was read last, since the next split often follows it
 
     def splits(self, goal: SplitGoal) -> Sequence[ParquetSplit]:
         footers = self._footers()
@@ -73,10 +74,17 @@ class ParquetSource(FileSource[dict[str, Any]]):
         pieces = (piece for footer in footers for piece in _ranges(footer, target, most))
         return [ParquetSplit(packed, schema) for packed in files.pack(pieces, target)]
 
+    def paths_of(self, split: ParquetSplit) -> set[str]:
+        return {piece.path for piece in split.ranges}
+
     def read(self, split: ParquetSplit) -> Iterator[Block]:
+        file, self._open = self._open, None
         for path, ranges in groupby(split.ranges, key=attrgetter("path")):
-            with _parquet_file(path) as file:
+            with _told(path):
+                if file is None or file.path != path:
+                    file = _OpenFile(path)
                 yield from _tables(file, ranges, split.schema)
+        self._open = file
 
     def count(self) -> int | None:
         return sum(rows for footer in self._footers() for rows, _ in footer.groups)
@@ -94,7 +102,8 @@ class ParquetSource(FileSource[dict[str, Any]]):
     def _footer(self, file: files.InputFile) -> Footer:
         import pyarrow as pa
 
-        with _parquet_file(file.path) as parquet:
+        with _told(file.path):
+            parquet = _OpenFile(file.path).parquet
             metadata, schema = parquet.metadata, parquet.schema_arrow
         wanted = schema.names if self.columns is None else self.columns
         if missing := [name for name in wanted if name not in schema.names]:
@@ -104,7 +113,7 @@ class ParquetSource(FileSource[dict[str, Any]]):
         return Footer(file.path, pa.schema([(name, schema.field(name).type) for name in wanted]), sizes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None}
+        return {**self.__dict__, "_known": None, "_open": None}
 
 
 def _group_bytes(group: Any, columns: tuple[str, ...] | None) -> int:
@@ -152,17 +161,52 @@ def _ranges(footer: Footer, target: int, most: int) -> Iterator[tuple[RowRange, 
             yield RowRange(footer.path, number, rows * i // count, rows * (i + 1) // count), size // count
 
 
-@contextlib.contextmanager
-def _parquet_file(path: str) -> Iterator[Any]:
-    """The open file. What Arrow finds wrong with its bytes, here or in the `with` block, is an InputError."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+class _OpenFile:
+    """An open file, and how far one of its row groups was read: ranges that follow each other go on from there. It is
+    closed when nobody has it any more."""
 
-    fs, inner = files.store_of(path, InputError)
+    def __init__(self, path: str) -> None:
+        import pyarrow.parquet as pq
+
+        fs, inner = files.store_of(path, InputError)
+        self.path = path
+        self.parquet = pq.ParquetFile(inner if files.is_local(fs) else fs.open(inner, "rb"))
+        self._reading: tuple[int, list[str]] | None = None  # the row group and its columns
+        self._batches: Iterator[Any] = iter(())
+        self._last: Any = None  # the batch that was read last
+        self._at = 0  # the row of the group after it
+
+    def batches(self, wanted: RowRange, names: list[str]) -> Iterator[Any]:
+        if self._reading != (wanted.group, names) or wanted.start < self._at - (self._last.num_rows if self._last else 0):
+            self._start(wanted.group, names)
+        while True:
+            if self._last is not None:
+                begin = self._at - self._last.num_rows
+                first, last = max(wanted.start - begin, 0), min(wanted.stop - begin, self._last.num_rows)
+                if first < last:
+                    yield self._last.slice(first, last - first)
+            if self._at >= wanted.stop:
+                return
+            self._last = next(self._batches, None)
+            if self._last is None:
+                raise InputError(f"{self.path}: has fewer rows than it said, {self._at:,} in row group {wanted.group}")
+            self._at += self._last.num_rows
+
+    def _start(self, number: int, names: list[str]) -> None:
+        group = self.parquet.metadata.row_group(number)
+        fitting = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
+        rows = max(1, min(BATCH_ROWS, fitting))
+        self._batches = iter(self.parquet.iter_batches(rows, row_groups=[number], columns=names))
+        self._reading, self._last, self._at = (number, names), None, 0
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What Arrow finds wrong with the bytes of a file is an InputError."""
+    import pyarrow as pa
+
     try:
-        with contextlib.ExitStack() as stack:
-            source = inner if files.is_local(fs) else stack.enter_context(fs.open(inner, "rb"))
-            yield stack.enter_context(pq.ParquetFile(source))
+        yield
     except (pa.ArrowException, OSError) as exc:
         if isinstance(exc, OSError) and not files.is_bad_data(exc):
             raise
@@ -171,10 +215,10 @@ def _parquet_file(path: str) -> Iterator[Any]:
         ) from exc
 
 
-def _tables(file: Any, ranges: Iterable[RowRange], schema: pa.Schema) -> Iterator[pa.Table]:
+def _tables(file: _OpenFile, ranges: Iterable[RowRange], schema: pa.Schema) -> Iterator[pa.Table]:
     batches: list[Any] = []
     rows = size = 0
-    for batch in (batch for one in ranges for batch in _batches(file, one, schema)):
+    for batch in (batch for one in ranges for batch in file.batches(one, schema.names)):
         if batches and (rows + batch.num_rows > BLOCK_ROWS or size + batch.nbytes > BLOCK_BYTES):
             yield _table(batches, schema)
             batches, rows, size = [], 0, 0
@@ -190,19 +234,6 @@ def _table(batches: list[Any], schema: pa.Schema) -> pa.Table:
 
     table = pa.Table.from_batches(batches)
     return pa.Table.from_arrays([table.column(field.name).cast(field.type) for field in schema], schema=schema)
-
-
-def _batches(file: Any, wanted: RowRange, schema: pa.Schema) -> Iterator[Any]:
-    group = file.metadata.row_group(wanted.group)
-    fitting = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
-    at = 0
-    for batch in file.iter_batches(max(1, min(BATCH_ROWS, fitting)), row_groups=[wanted.group], columns=schema.names):
-        first, last = max(wanted.start - at, 0), min(wanted.stop - at, batch.num_rows)
-        if first < last:
-            yield batch.slice(first, last - first)
-        at += batch.num_rows
-        if at >= wanted.stop:
-            return
 
 
 class ReadFromParquet(Read[dict[str, Any]]):

@@ -99,8 +99,8 @@ class FileSink(Sink[T]):
         with self._writable() as (fs, folder):
             return sorted(name for name, _ in set(self._sizes(published)) - self._parts_in(fs, folder).items())
 
-    def replaces(self) -> bool:
-        return bool(self._old)
+    def replaced(self) -> list[str]:
+        return [f"{self.path}/{name}" for name in self._old]
 
     def clean(self, run: str, keep: Collection[FilePart] = ()) -> None:
         fs, aside = store_of(self._aside(run), OutputError)

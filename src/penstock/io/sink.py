@@ -98,9 +98,10 @@ class Sink(Generic[T]):
         """Which parts are gone, of those that were published; by their details()."""
         return ()
 
-    def replaces(self) -> bool:
-        """Whether an earlier output stays in place until the whole run is done, and is replaced then."""
-        return False
+    def replaced(self) -> Collection[str]:
+        """The files of an earlier output, after prepare() or resume(): they stay in place until the whole run is done, and
+        are replaced then."""
+        return ()
 
     def clean(self, run: str, keep: Collection[Any] = ()) -> None:
         """Remove what the run has left aside, but for the parts with these tokens. Called when a run stops, or goes on."""

@@ -48,7 +48,7 @@ class Source(Generic[T]):
     def splits(self, goal: SplitGoal) -> Sequence[Any]:
         """Cut the input into splits: small picklable things, in the order of their rows. May be empty.
 
-        Called once per run, in the user's process, before anything starts. Raise InputError when the input is missing.
+        Called in the user's process, before anything starts. Raise InputError when the input is missing.
         """
         raise NotImplementedError
 
@@ -76,6 +76,10 @@ class Source(Generic[T]):
     def among(self, files: Sequence[InputFile]) -> Source[T]:
         """This source with these of its inputs(), which it does not list again: so all that is done with it agrees."""
         return self
+
+    def paths_of(self, split: Any) -> Collection[str]:
+        """The names of those of its inputs() that a split reads. Empty: that cannot be told."""
+        return ()
 
     def only(self, paths: Collection[str]) -> Source[T]:
         """This source, cut as if it had only these of its inputs: for files that came after a run was begun."""

@@ -33,6 +33,7 @@ def check_source(source: Source[T], expected_rows: Sequence[T] | None = None) ->
     for goal in GOALS:
         splits = list(source.splits(goal))
         _check_cut_again(source, goal, splits)
+        _check_paths(source, splits)
         rows = [row for split in splits for row in _read_twice(worker_copy, source.payload(split), name)]
         if first is None:
             first = rows
@@ -47,6 +48,15 @@ def _check_cut_again(source: Source[Any], goal: SplitGoal, splits: list[Any]) ->
         len(again) == len(splits) and all(map(same_row, splits, again)),
         f"{type(source).__name__}.splits({goal}) gave {len(splits)} splits, and {len(again)} other ones when called "
         "again; it must give the same ones while the input is the same",
+    )
+
+
+def _check_paths(source: Source[Any], splits: list[Any]) -> None:
+    inputs = {file.path for file in source.inputs()}
+    strangers = {path for split in splits for path in source.paths_of(split)} - inputs
+    expect(
+        not strangers,
+        f"{type(source).__name__}.paths_of() names {min(strangers, default='')}, which inputs() does not have",
     )
 
 

@@ -19,10 +19,11 @@ from typing import Any
 from penstock.engines.bundle import BundleResult
 from penstock.engines.local.coordinator import Tally
 from penstock.engines.local.digests import Digests
+from penstock.engines.local.file_changes import FileWatch
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.journal_values import checked_json
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
-from penstock.engines.local.outputs import finish
+from penstock.engines.local.outputs import check_not_read, finish
 from penstock.engines.local.schedule import Task
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
@@ -51,6 +52,7 @@ class Commits:
         session: int,
         digests: Digests,
         names: Mapping[str, str],
+        watch: FileWatch,
     ) -> None:
         self.attempts_before = session * ATTEMPTS_OF_A_SESSION
         self.journal = journal
@@ -59,8 +61,13 @@ class Commits:
         self.names = names  # that the journal has for steps, by label
         self.hold = False  # publish nothing before the end
         self._digests = digests
+        self._watch = watch
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
+
+    def split_begins(self, task: Task) -> None:
+        """A split of a source is about to be read."""
+        self._watch.begin(task.origin, task.payload)
 
     def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
         """A bundle is done, and has led to `fed` more of them."""
@@ -79,11 +86,13 @@ class Commits:
             (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
             for split, flow in self._complete
         ]
+        self._digests.store()
+        for split, _, _ in splits:
+            self._watch.end(split)
         self._complete = []
         self.journal.prepare(splits)
         if not self.hold:
             self._publish((split, parts) for split, _, parts in splits)
-        self._digests.store()
 
     def publish_prepared(self) -> None:
         """Publish what is prepared: by an earlier process, or held back until now."""
@@ -114,8 +123,9 @@ class Commits:
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(self, commits: Commits, check: Callable[[], None]) -> None:
+    def __init__(self, commits: Commits, inputs: Iterable[str], check: Callable[[], None]) -> None:
         self.commits = commits
+        self._inputs = inputs
         self._check = check  # called when all splits are done, before the run is: may raise
         self._journal = commits.journal
         self._sinks = commits.sinks
@@ -161,7 +171,8 @@ class SplitBySplit:
             for sink in self._sinks:
                 sink.start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
-        hold = any(sink.replaces() for sink in self._sinks)
+        check_not_read(self._sinks, self._inputs)
+        hold = any(sink.replaced() for sink in self._sinks)
         asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 

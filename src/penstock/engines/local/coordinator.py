@@ -137,6 +137,8 @@ class Coordinator:
         if chunk is None:
             root = self._plan.stages[task.stage].roots[task.root]
             assert isinstance(root.transform, Read)
+            if self._commits is not None:
+                self._commits.split_begins(task)
             try:
                 split = dump_rows(root.transform.source.payload(task.payload))
             except Exception as exc:

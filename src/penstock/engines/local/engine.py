@@ -57,7 +57,9 @@ class LocalEngine:
             few=few_splits(plan, pools, options, splits),
             options=options,
         )
-        result, tally = run.carry_out(AtTheEnd(run.id, run.sinks))
+        result, tally = run.carry_out(
+            AtTheEnd(run.id, run.sinks, [file.path for source in sources for file in source.inputs()])
+        )
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engines.identity import Identity
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import is_of_run_dir
 from penstock.engines.plan import Plan
-from penstock.errors import InputError
-from penstock.io.files import InputFile, is_local, store_of, without_secrets
+from penstock.errors import InputError, MissingInputError
+from penstock.io.files import InputFile, list_files, place_of, real_folder
 from penstock.io.source import Source
+
+GONE = "gone"  # the role of inputs that are not there any more, which the user has accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +31,16 @@ class Input:
 def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_gone: bool = False) -> list[Input]:
     """The sources in the order of the plan, with their files but for those in run_dir that are the run's, and those that
     were `written` by it. Raises InputError where nothing is left, unless it `may_be_gone`."""
-    _real.cache_clear()
+    real_folder.cache_clear()
     found, folder = [], os.path.realpath(run_dir)
     for _, _, step, read in plan.sources():
         try:
             every = read.source.inputs()
-        except InputError:
+        except MissingInputError:
             if not may_be_gone:
                 raise
             every = ()
-        files = [file for file in every if not ((place := _place(file.path)) in written or is_of_run_dir(place, folder))]
+        files = [file for file in every if not ((place := place_of(file.path)) in written or is_of_run_dir(place, folder))]
         if every and not files and not may_be_gone:
             raise InputError(f"step {step.label!r}: has no files but those that this run has written; check its path")
         found.append(Input(step.label, read.source.among(files), files))
@@ -47,22 +50,14 @@ def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_go
 def written_by(journal: Journal) -> set[str]:
     """The files that a run has published, may have published when it was killed, or has taken over from an earlier one."""
     parts = [*journal.parts(), *(journal.fact("earlier") or ())]
-    return {_place(part["path"]) for part in parts if "path" in part}
+    return {place_of(part["path"]) for part in parts if "path" in part}
 
 
-def _place(path: str) -> str:
-    """One name for a file, however it was spelled."""
-    if "://" not in path:
-        return _local_place(path)
-    fs, inner = store_of(path, InputError)
-    return _local_place(inner) if is_local(fs) else without_secrets(fs.unstrip_protocol(inner))
-
-
-def _local_place(path: str) -> str:
-    folder, name = os.path.split(path)
-    return os.path.join(_real(folder), name)
-
-
-@functools.lru_cache(1024)
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)
+def model_files(identity: Identity) -> list[tuple[str, str, InputFile]]:
+    """The files of the models that are there, as the journal keeps them."""
+    found = []
+    for step, paths in identity.model_files.items():
+        for path in paths:
+            with contextlib.suppress(MissingInputError):  # whoever loads the model will say so
+                found += [("model", step, file) for file in list_files(path)]
+    return found

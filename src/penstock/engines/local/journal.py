@@ -132,6 +132,12 @@ class Journal:
         with unpickling(self.path, "splits"):
             return [(SplitId(source, number), load_pickle(split)) for source, number, split in found]
 
+    def splits_of(self, source: int) -> list[tuple[SplitId, bool, Any]]:
+        """All splits of a source, and whether they are still to be done."""
+        found = self._query("SELECT number, state, split FROM splits WHERE source = ? ORDER BY number", (source,))
+        with unpickling(self.path, "splits"):
+            return [(SplitId(source, number), state == "open", load_pickle(split)) for number, state, split in found]
+
     def split_counts(self) -> dict[str, int]:
         """How many splits there are in each state."""
         return dict(self._query("SELECT state, count(*) FROM splits GROUP BY state"))
@@ -211,6 +217,7 @@ class Journal:
         with self._transaction():
             self._add_splits(splits)
             self._put_files(("input", owner, file, None) for file in files)
+            self._set("rows", None)
             self._db.execute("DELETE FROM facts WHERE name = 'finished'")
 
     def put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
@@ -218,11 +225,22 @@ class Journal:
         with self._transaction():
             self._put_files(files)
 
-    def replace_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
-        """These files are all there are."""
+    def accept(
+        self,
+        facts: Mapping[str, Any],
+        files: Iterable[tuple[str, str, InputFile, str | None]],
+        removed: Iterable[SplitId],
+        added: Iterable[tuple[SplitId, Any]],
+    ) -> None:
+        """Something is not as it was: these facts count now, these files are all there are, and open splits are removed and
+        added."""
         with self._transaction():
+            for name, value in facts.items():
+                self._set(name, value)
             self._db.execute("DELETE FROM files")
             self._put_files(files)
+            self._db.executemany("DELETE FROM splits WHERE source = ? AND number = ? AND state = 'open'", removed)
+            self._add_splits(added)
 
     def reopen(self, splits: Iterable[SplitId]) -> None:
         """These splits were prepared, and their parts are lost: they run again."""
@@ -320,7 +338,7 @@ class Journal:
 
 
 def _connect(path: str, mode: str, *, log: bool = True) -> sqlite3.Connection:
-    db = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=10)
+    db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, isolation_level=None, timeout=10)
     if mode.startswith("rw"):
         os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
         db.execute(f"PRAGMA journal_mode = {'WAL' if log else 'DELETE'}")

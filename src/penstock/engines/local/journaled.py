@@ -13,16 +13,25 @@ from penstock.engines.identity import describe_run, stable_names
 from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
-from penstock.engines.local.inputs import Input, list_inputs, written_by
+from penstock.engines.local.file_changes import FileWatch
+from penstock.engines.local.inputs import Input, list_inputs, model_files, written_by
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, model_files, order_of
+from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
 from penstock.engines.local.run import Run, sinks_of, terminable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
-from penstock.errors import EngineError, OutputError, RunChangedError, TooManyFailuresError, UsageError
+from penstock.errors import (
+    EngineError,
+    InputError,
+    OutputError,
+    RunChangedError,
+    StepError,
+    TooManyFailuresError,
+    UsageError,
+)
 from penstock.io.files import without_secrets
 from penstock.io.source import SplitGoal
 from penstock.models.rendezvous import end_hosts, run_folder
@@ -61,6 +70,7 @@ class _Begun:
         self.sinks = list(self.by_node.values())
         self.identity = describe_run(graph, plan)
         self.names = stable_names(graph)
+        self.inputs: Sequence[Input] = ()
         self.is_blind = False  # it takes the place of a run whose journal cannot be read
         self.journal = self._opened()
 
@@ -71,11 +81,11 @@ class _Begun:
         try:
             if self.options.fresh or found.fact("sinks") is None:
                 return self._create(found)
-            inputs = list_inputs(self.plan, self.folder.path, written_by(found), may_be_gone=True)
-            check_same_run(found, self.identity, self.plan, inputs, self.options)
+            self.inputs = list_inputs(self.plan, self.folder.path, written_by(found), may_be_gone=True)
+            check_same_run(found, self.identity, self.plan, self.inputs, self.options)
             self._check_output(found)
             self._reopen_lost(found)
-            self._add_new_files(found, inputs)
+            self._add_new_files(found)
         except BaseException:
             found.close()
             raise
@@ -106,8 +116,9 @@ class _Begun:
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
-                commits = Commits(journal, self.by_node, session, digests, self.names)
-                result, _ = run.carry_out(SplitBySplit(commits, lambda: self._check_files(digests)))
+                commits = Commits(journal, self.by_node, session, digests, self.names, FileWatch(journal, self.inputs))
+                paths = [file.path for each in self.inputs for file in each.files]
+                result, _ = run.carry_out(SplitBySplit(commits, paths, lambda: self._check_files(digests)))
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:
@@ -153,13 +164,23 @@ class _Begun:
         except Exception as again:
             exc.add_note(f"how the run ended could not be noted: {safe_str(again)}")
         if not isinstance(exc, RunChangedError):
-            exc.add_note(f"{KEPT} {self.folder.path}: {self._advice(exc)}")
+            exc.add_note(f"{KEPT} {self.folder.path}{self._so_far()}: {self._advice(exc)}")
 
     def _advice(self, exc: BaseException) -> str:
         if isinstance(exc, TooManyFailuresError):
             return "rows that failed do not run again: set a higher threshold to go on, or start over (--fresh)"
-        without = ", without fresh," if self.options.fresh else ","
-        return f"run the same command again{without} and it goes on from there"
+        again = f"run the same command again{', without fresh,' if self.options.fresh else ','} and it goes on from there"
+        changed = {StepError: "code", InputError: "inputs"}
+        kinds = [kind for error, kind in changed.items() if isinstance(exc, error)]
+        return f"{again} (if you change the {kinds[0]} before that, with --accept-change {kinds[0]})" if kinds else again
+
+    def _so_far(self) -> str:
+        """How much is done, if the journal can still tell."""
+        try:
+            counts = self.journal.split_counts()
+        except Exception:
+            return ""
+        return f" ({sum(counts.values()) - counts.get('open', 0):,} of {sum(counts.values()):,} splits)"
 
     def _found(self) -> Journal | None:
         found = None
@@ -178,7 +199,7 @@ class _Begun:
 
     def _create(self, found: Journal | None) -> Journal:
         written = () if found is None else written_by(found)
-        inputs = list_inputs(self.plan, self.folder.path, written)
+        self.inputs = inputs = list_inputs(self.plan, self.folder.path, written)
         rows = count_rows(each.source for each in inputs)
         pools = choose_pools(self.plan, self.options, Machine.here(), rows)
         goals = split_goals(self.plan, pools, journaled=True)
@@ -207,7 +228,10 @@ class _Begun:
         try:
             for sink in self.sinks:
                 if self.is_blind:
-                    sink.start_over_blindly(told_run(self.folder.path))
+                    earlier = told_run(self.folder.path)
+                    sink.start_over_blindly(earlier)
+                    if earlier is not None:
+                        sink.clean(earlier)
                 else:
                     sink.start_over(facts.get("earlier") or ())
                 sink.prepare(facts["run"])
@@ -222,7 +246,7 @@ class _Begun:
             if gone := sink.missing(published.get(place, ())):
                 raise OutputError(
                     f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone or changed, such as "
-                    f"{gone[0]}; put them back, or start over with fresh=True (--fresh)"
+                    f"{gone[0]}; put them back, or remove what was changed and start over with fresh=True (--fresh)"
                 )
 
     def _reopen_lost(self, journal: Journal) -> None:
@@ -236,13 +260,12 @@ class _Begun:
         if lost:
             journal.reopen(lost)
 
-    def _add_new_files(self, journal: Journal, inputs: Sequence[Input]) -> None:
+    def _add_new_files(self, journal: Journal) -> None:
         goals = [SplitGoal(**goal) for goal in journal.fact("goals")]
-        for position, files in find_new_files(journal, inputs):
-            source = inputs[position].source.only([file.path for file in files])
+        for position, files in find_new_files(journal, self.inputs):
+            source = self.inputs[position].source.only([file.path for file in files])
             splits = cut(source, position, goals[position], journal.next_number(position))
-            journal.add_splits(splits, inputs[position].step, files)
-            journal.set_facts({"rows": None})
+            journal.add_splits(splits, self.inputs[position].step, files)
 
 
 def _facts_of(found: Journal | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engines.local.coordinator import Tally
 from penstock.errors import OutputError
+from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
 from penstock.rows import safe_str
 
@@ -42,13 +43,15 @@ class AtTheEnd:
 
     commits: Commits | None = None
 
-    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
         self._run = run
         self._sinks = sinks
+        self._inputs = inputs
 
     def begin(self) -> Tally:
         for sink in self._sinks.values():
             sink.prepare(self._run)
+        check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
     def check(self) -> None: ...
@@ -70,6 +73,17 @@ class AtTheEnd:
 
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+
+
+def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
+    """Raise OutputError if a sink would replace what the pipeline reads."""
+    real_folder.cache_clear()
+    replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
+    if replaced and (read := sorted(place for path in inputs if (place := place_of(path)) in replaced)):
+        raise OutputError(
+            f"{replaced[read[0]].describe()}: would replace {len(read)} file(s) that this pipeline reads, such as {read[0]}"
+            "; write to another folder"
+        )
 
 
 def finish(run: str, sinks: Iterable[Sink[Any]], *, published: bool, error: BaseException | None = None) -> None:

@@ -68,6 +68,7 @@ class RunDir:
     def journal(self) -> Journal | None:
         """The journal of the run that was begun here, if there is one."""
         path = os.path.join(self.path, NAME)
+        remove(f"{path}.new")  # of a process that was killed while it made one
         try:
             found = os.lstat(path)
         except FileNotFoundError:

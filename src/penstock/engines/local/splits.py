@@ -17,22 +17,23 @@ from penstock.options import RunOptions
 FEW_SPLITS_PER_SLOT = 2
 BATCHES_PER_SPLIT = 4  # at least, where rows can be counted: the last batch of a split may be small
 BATCHES_PER_COMMIT = 1  # the same where splits are committed: what was not is lost when a process dies
-SPLITS_PER_SLOT = 8  # so that the last splits to finish leave no core idle for long
+SPLITS_PER_SLOT = 8  # at least, so that the last splits to finish leave no core idle for long
+COMMITS_PER_SLOT = 64  # the same where splits are committed: a process that dies loses at most that share of the work
 
 
 def split_goals(plan: Plan, pools: Pools, *, journaled: bool = False) -> list[SplitGoal]:
     """How finely each source is cut."""
-    batches = BATCHES_PER_COMMIT if journaled else BATCHES_PER_SPLIT
-    return [_goal(stage, pools, batches) for stage, _, _, _ in plan.sources()]
+    batches, splits = (BATCHES_PER_COMMIT, COMMITS_PER_SLOT) if journaled else (BATCHES_PER_SPLIT, SPLITS_PER_SLOT)
+    return [_goal(stage, pools, batches, splits) for stage, _, _, _ in plan.sources()]
 
 
-def _goal(stage: Stage, pools: Pools, batches: int) -> SplitGoal:
+def _goal(stage: Stage, pools: Pools, batches: int, splits: int) -> SplitGoal:
     slots = pools.of_stage(stage.index).size
     at_once = slots.workers * slots.slots
     rows = max(batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
     if at_once == 1 and measures_length(stage):
         rows = max(rows, LOOKAHEAD[1])  # nothing is gained by small splits, and much by many rows to choose from
-    return SplitGoal(min_splits=SPLITS_PER_SLOT * at_once, min_rows=rows, at_once=at_once)
+    return SplitGoal(min_splits=splits * at_once, min_rows=rows, at_once=at_once)
 
 
 def cut(source: Source[Any], position: int, goal: SplitGoal, first: int = 0) -> list[tuple[SplitId, Any]]:
