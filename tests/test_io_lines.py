@@ -125,6 +125,18 @@ def test_blocks_are_bounded_in_bytes(tmp_path: Path) -> None:
     assert max(sum(map(len, block)) for block in blocks) < 11 << 20
 
 
+def test_splits_have_about_as_many_lines_as_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(("x" * 99 + "\n") * 10_000)
+    counts = [len(rows) for rows in _lines_of_splits(text(tmp_path), SplitGoal(min_splits=128, min_rows=1_000, at_once=2))]
+    assert counts == [1_000] * 10
+    assert len(_lines_of_splits(text(tmp_path), SplitGoal(min_splits=128, min_rows=10**6, at_once=2))) == 2
+    assert len(_lines_of_splits(text(tmp_path), SplitGoal(min_splits=128))) == 128
+
+
+def _lines_of_splits(source: Source[str], goal: SplitGoal) -> list[list[object]]:
+    return [[row for block in source.read(split) for row in block] for split in source.splits(goal)]
+
+
 def test_small_files_share_a_split(tmp_path: Path) -> None:
     for i in range(100):
         (tmp_path / f"{i:03}.txt").write_text(f"{i}\n")

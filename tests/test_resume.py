@@ -1185,7 +1185,7 @@ def test_whether_a_run_was_finished_does_not_depend_on_its_splits(folder):
     with pytest.raises(EngineError, match=r"could not be published: ConnectionError: the database is away; put that right"):
         run()
     told = penstock(folder, "status", "run").stdout
-    assert "0 of 14 done (0.0%); 14 more are written and wait to be published" in told
+    assert "0 of 8 done (0.0%); 8 more are written and wait to be published" in told
     assert "of splits that are done or wait" in told
     (folder / "broken").unlink()
     result = run()

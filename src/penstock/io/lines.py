@@ -5,6 +5,7 @@ Lines end with "\\n" or "\\r\\n"; the last one may end with the file. No other c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from penstock.io.source import FileSource, Read, Source, SplitGoal
 T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20
+SAMPLE_BYTES = 64 << 10  # by which the number of lines is guessed
 COUNTED_BYTES = 64 << 10  # an input up to this size is small enough to be read twice
 LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -82,6 +84,16 @@ def _ranges(file: InputFile, target: int) -> Iterator[tuple[LineRange, int]]:
     for i in range(count):
         start, stop = file.size * i // count, file.size * (i + 1) // count
         yield LineRange(file.path, start, stop), stop - start
+
+
+def _line_bytes(files: Sequence[InputFile]) -> float:
+    """About how long a line is: the mean of those at the beginning of the first file that can be cut."""
+    for file in files:
+        if file.size and file.compression is None:
+            with contextlib.suppress(OSError), open_input(file.path) as opened:  # whoever reads it for the run will say so
+                sample = opened.read(SAMPLE_BYTES)
+                return len(sample) / (sample.count(b"\n") or 1)
+    return 1.0
 
 
 def line_runs(piece: LineRange) -> Iterator[LineRun]:
@@ -166,7 +178,10 @@ class TextSource(FileSource[str]):
 
     def splits(self, goal: SplitGoal) -> Sequence[tuple[LineRange, ...]]:
         files = [file for file in self.inputs() if self.is_wanted(file.path)]
-        return cut_lines(files, goal.target_bytes(sum(file.size for file in files), LEAST_SPLIT_BYTES))
+        total = sum(file.size for file in files)
+        if total > LEAST_SPLIT_BYTES:
+            goal = goal.for_rows(round(total / _line_bytes(files)))
+        return cut_lines(files, goal.target_bytes(total, LEAST_SPLIT_BYTES))
 
     def paths_of(self, split: tuple[LineRange, ...]) -> set[str]:
         return {piece.path for piece in split}
