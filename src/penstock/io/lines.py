@@ -92,7 +92,7 @@ def _line_bytes(files: Sequence[InputFile]) -> float:
         if file.size and file.compression is None:
             with contextlib.suppress(OSError), open_input(file.path) as opened:  # whoever reads it for the run will say so
                 sample = opened.read(SAMPLE_BYTES)
-                return len(sample) / (sample.count(b"\n") or 1)
+                return (sample.rfind(b"\n") + 1 or len(sample)) / (sample.count(b"\n") or 1)
     return 1.0
 
 
