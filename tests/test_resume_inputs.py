@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -15,6 +14,8 @@ import penstock as ps
 from penstock.engines.local.run_dir import RunDir
 from penstock.errors import InputError, MissingInputError, OutputError, RunChangedError, StepError
 from penstock.io.files import list_files
+from penstock.io.lines import TextSource
+from penstock.testing import check_source
 
 LINES = 4000  # of a file: several splits
 
@@ -283,12 +284,10 @@ def test_splits_of_a_run_with_a_journal_are_small(tmp_path):
 
 
 def test_paths_that_a_source_does_not_have_are_found(tmp_path):
-    from penstock.io.lines import TextSource
-
     class Wrong(TextSource):
         def paths_of(self, split):
             return {"elsewhere"}
 
     (tmp_path / "a").write_text("x\n")
     with pytest.raises(AssertionError, match="paths_of"):
-        ps.testing.check_source(Wrong(str(Path(tmp_path / "a"))))
+        check_source(Wrong(str(tmp_path / "a")))

@@ -132,11 +132,10 @@ class SplitBySplit:
         self._run: str = commits.journal.fact("run")
 
     def begin(self) -> Tally:
-        notes = self._journal.fact("sinks")
-        if notes is None:
-            self._prepare()
+        if self._journal.was_begun:
+            self._resume(self._journal.fact("sinks"))
         else:
-            self._resume(notes)
+            self._prepare()
         self.commits.hold = bool(self._journal.fact("hold"))
         if not self.commits.hold:
             self.commits.publish_prepared()

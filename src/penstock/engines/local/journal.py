@@ -29,6 +29,30 @@ from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
 from penstock.transport.packing import dump_rows, load_pickle
 
+FACTS = {  # by name, each a JSON value
+    "format": "of the journal",
+    "created": "when the run was begun",
+    "run": "its id",
+    "rows": "in all sources together, if that is known",
+    "few": "the stages whose output is cut finely",
+    "goals": "how finely each source is cut: for files that come later",
+    "identity": "of the pipeline, its code and handlers",
+    "order": "of sources and sinks, which the other tables know by their positions",
+    "fixed": "options that decide on answers",
+    "sinks": "what each sink's prepare() returned; none is there until the sinks have been prepared",
+    "hold": "whether parts are published at the end alone",
+    "asides": "folders that hold unpublished parts",
+    "earlier": "the parts of runs that were here before, which this one may replace",
+    "earlier_runs": "their ids",
+    "earlier_asides": "their folders of unpublished parts",
+    "finished": "when the run was done",
+    "accepted": "the changes that the user has accepted",
+    "changed_while_read": "changes that were found when all splits were done",
+    "environment": "the process that works on it, or did last: versions, packages, seeds",
+    "explained": "the plan, in words",
+    "sink_names": "where the rows go, in words",
+}
+
 FORMAT = 1
 NAME = "journal.db"
 TRIES = 6  # at the log's removal, which has to wait for `penstock status`
@@ -122,7 +146,13 @@ class Journal:
 
     # What there is.
 
+    @property
+    def was_begun(self) -> bool:
+        """Whether anything but the journal was made: the sinks have been prepared."""
+        return self.fact("sinks") is not None
+
     def fact(self, name: str) -> Any:
+        assert name in FACTS, name
         found = self._query("SELECT value FROM facts WHERE name = ?", (name,))
         return json.loads(found[0][0]) if found else None
 
@@ -277,6 +307,7 @@ class Journal:
         self._db.execute("UPDATE sessions SET seconds = ?, outcome = ?, error = ? WHERE number = ?", values)
 
     def _set(self, name: str, value: Any) -> None:
+        assert name in FACTS, name
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     def _fill(

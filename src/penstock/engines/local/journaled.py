@@ -79,7 +79,7 @@ class _Begun:
         if found is None:
             return self._create(None)
         try:
-            if self.options.fresh or found.fact("sinks") is None:
+            if self.options.fresh or not found.was_begun:
                 return self._create(found)
             self.inputs = list_inputs(self.plan, self.folder.path, written_by(found), may_be_gone=True)
             check_same_run(found, self.identity, self.plan, self.inputs, self.options)
@@ -156,7 +156,7 @@ class _Begun:
         text = f"{type(exc).__name__.lstrip('_')}: {safe_str(exc)}".removesuffix(": ")
         text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
         try:
-            if self.journal.fact("sinks") is None and not self.journal.fact("earlier_runs"):
+            if not self.journal.was_begun and not self.journal.fact("earlier_runs"):
                 self.folder.forget(self.journal)  # nothing was begun: change what was wrong, and it is a new run
                 return
             self.journal.end_session(session, time.monotonic() - self.started, outcome, text)
@@ -272,7 +272,7 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
     """What a new journal takes over from the one that it replaces."""
     if found is None:
         return {}
-    if found.fact("sinks") is None:  # that run was never begun: this one takes its place
+    if not found.was_begun:  # this one takes its place
         return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs", "earlier_asides")}
     parts = [*(found.fact("earlier") or ()), *found.parts()]
     return {

@@ -35,7 +35,7 @@ def environment(options: RunOptions) -> dict[str, Any]:
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
         "seeds": {
             "deterministic": options.deterministic,
-            "seed": (options.seed or 0) if options.deterministic else None,
+            "seed": options.split_seed,
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
         },
     }

@@ -66,7 +66,7 @@ def order_of(plan: Plan) -> dict[str, list[str]]:
 
 def fixed_by(options: RunOptions) -> dict[str, Any]:
     """The options that decide on answers, and must stay."""
-    return {"deterministic": options.deterministic, "seed": (options.seed or 0) if options.deterministic else None}
+    return {"deterministic": options.deterministic, "seed": options.split_seed}
 
 
 def _changed_order(journal: Journal, plan: Plan) -> list[Change]:
