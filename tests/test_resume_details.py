@@ -338,7 +338,10 @@ def test_hosts_of_a_process_that_was_killed_are_ended(folder):
 
         serving = threading.Thread(target=serve, daemon=True)
         serving.start()
-        copied(folder)
-        assert not os.path.exists(hosts)
+        try:
+            copied(folder)
+            assert not os.path.exists(hosts)
+        finally:
+            shutil.rmtree(hosts, ignore_errors=True)
         serving.join(60)
     assert [type(each) for each in told] == [Shutdown]
