@@ -94,6 +94,9 @@ class Killing:
         self.aimed = aimed
         self.mark_of_step.unlink(missing_ok=True)
         environment = {**os.environ, "PENSTOCK_KILLS": self.mark, "TMPDIR": str(work / "tmp")}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(
+            self.folder / "torch"
+        )  # which torch makes among temporary files, and keeps
         if aimed:
             environment["PENSTOCK_CRASH_AT"] = f"{aimed[0]}:{aimed[1]}:{self.mark_of_step}"
         if counts:
