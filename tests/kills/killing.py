@@ -2,10 +2,13 @@
 
 python tests/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
 
-Half of the kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The
-others hit the coordinator or a worker after its n-th write, sync or rename, for n = 1, 2, 3 ... When a run is done, its
-output must be that of the clean run, byte for byte, its counts the same, and nothing may be left: no process, no file aside,
-no temporary file, no socket. (Shared memory has no name and goes with the processes that hold it.)
+Some kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The others hit
+the coordinator or a worker after its n-th write, sync or rename. Each n that the clean run has is taken once, as the first
+kill of a run, in an order that the seed decides; later kills of a run take one of the first 40. At the end it is told how
+many were hit: which splits a worker gets is a matter of chance, so it may not come to the last ones.
+
+When a run is done, its output must be that of the clean run, byte for byte, its counts the same, and nothing may be left: no
+process, no file aside, no temporary file, no socket. (Shared memory has no name and goes with the processes that hold it.)
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 TARGETS = ("coordinator", "worker", "host", "host", "everything")  # a host is there for a part of the time only
+ROLES = ("coordinator", "worker")  # of processes that can be killed at a step
+EARLY = 40  # steps that what is left of a run comes to as well
 GONE = 20.0  # seconds for what a killed process leaves behind to end itself
 
 
@@ -39,13 +44,18 @@ class Killing:
         self.mark = f"penstock-kills-{os.getpid()}-{seed}"  # in the environment of all that a run starts
         self.kills: Counter[str] = Counter()
         self.runs = 0
-        self.step = {"coordinator": 0, "worker": 0}
         started = time.monotonic()
         make_inputs(self.job.name, folder / "clean")
-        self._start(folder / "clean").wait()
+        (folder / "steps").mkdir()
+        self._start(folder / "clean", counts=folder / "steps").wait()
         self.seconds = time.monotonic() - started
+        self.steps = counted_steps(folder / "steps")
+        self.left = [(role, number) for role, most in self.steps.items() for number in range(1, most + 1)]
+        self.random.shuffle(self.left)  # steps that no run has begun with
+        self.hit: set[tuple[str, int]] = set()  # steps at which a process of a new run was killed
         self.expected = tree(folder / "clean" / "out")
         self.counts, self.inferences = totals(json.loads((folder / "clean" / "run" / "manifest.json").read_text()))
+        assert all(self.steps.values()), f"the clean run has no steps to be killed at: {self.steps}"
         assert self.inferences, "the clean run has no model"
         assert self.expected, "the clean run wrote nothing"
 
@@ -60,36 +70,54 @@ class Killing:
         shutil.rmtree(work, ignore_errors=True)
         make_inputs(self.job.name, work)
         last = self.kills.total() + self.random.randint(1, min(most, 25))
+        is_new = True
         while True:
             more = self.kills.total() < last
-            process = self._start(work, self._step() if more and self.random.random() < 0.5 else None)
+            process = self._start(work, self._step(is_new) if more else None)
             if more and not self.aimed:
                 self._kill_sometimes(process, last)
             code = process.wait(timeout=240)
-            if self.aimed and self.aimed[1].exists():
+            if self.aimed and self.mark_of_step.exists():
                 self.kills[f"{self.aimed[0]}, at a step"] += 1
+                self.hit |= {self.aimed} if is_new else set()
             if code == 0:
                 break
             assert code == -signal.SIGKILL or more, f"the run failed by itself ({code}):\n{self.log()}"
+            is_new = False
         self.runs += 1
         self._check(work)
 
-    def _start(self, work: Path, aimed: tuple[str, Path, str] | None = None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, work: Path, aimed: tuple[str, int] | None = None, counts: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """The job, which dies at a step, or leaves word of how many it came to, if it is told to."""
         self.aimed = aimed
+        self.mark_of_step.unlink(missing_ok=True)
         environment = {**os.environ, "PENSTOCK_KILLS": self.mark, "TMPDIR": str(work / "tmp")}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(
+            self.folder / "torch"
+        )  # which torch makes among temporary files, and keeps
         if aimed:
-            environment["PENSTOCK_CRASH_AT"] = aimed[2]
+            environment["PENSTOCK_CRASH_AT"] = f"{aimed[0]}:{aimed[1]}:{self.mark_of_step}"
+        if counts:
+            environment["PENSTOCK_CRASH_COUNTS"] = str(counts)
         with open(self.folder / "log", "wb") as log:
             command = [sys.executable, str(self.job), str(work)]
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
-    def _step(self) -> tuple[str, Path, str]:
-        """The next step of the coordinator, or of a worker, to die at."""
+    @property
+    def mark_of_step(self) -> Path:
+        """A file that is there when a process was killed at a step."""
+        return self.folder / "mark"
+
+    def _step(self, is_new: bool) -> tuple[str, int] | None:
+        """A step to die at: of the coordinator, or of a worker. None for a kill at a random moment."""
+        if is_new and self.left and self.random.random() < 0.75:  # 1,000 kills make more than 500 runs: enough for all
+            return self.left.pop()
+        if self.random.random() < 0.5:
+            return None
         role = self.random.choice(["coordinator", "coordinator", "worker"])
-        self.step[role] = self.step[role] % 40 + 1
-        mark = self.folder / "mark"
-        mark.unlink(missing_ok=True)
-        return role, mark, f"{role}:{self.step[role]}:{mark}"
+        return role, self.random.randint(1, min(EARLY, self.steps[role]))
 
     def _kill_sometimes(self, process: subprocess.Popen[bytes], last: int) -> None:
         """Until the coordinator has ended, or the last kill has hit: a worker or a host that dies is replaced."""
@@ -146,6 +174,16 @@ class Killing:
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
 
+    def told_steps(self) -> str:
+        """How many of the steps of the clean run a process of a new run was killed at."""
+        hits = Counter(role for role, _ in self.hit)
+        return ", ".join(f"{hits[role]} of the {most} of a {role}" for role, most in self.steps.items())
+
+
+def counted_steps(folder: Path) -> dict[str, int]:
+    """How many steps the coordinator of a run has come to, and that one of its workers which has come to most."""
+    return {role: max((path.stat().st_size for path in folder.glob(f"{role}-*")), default=0) for role in ROLES}
+
 
 def totals(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """The counts of a run by step, and how many rows its models have answered."""
@@ -198,6 +236,7 @@ def main() -> None:
             print(f"  {killing.kills.total()} kills, {killing.runs} runs done, all as the clean run", flush=True)
         by_kind = ", ".join(f"{n} {kind}" for kind, n in sorted(killing.kills.items()))
         print(f"{killing.kills.total()} kills ({by_kind}), {killing.runs} runs, seed {arguments.seed}: all as the clean run")
+        print(f"steps of a new run that were hit: {killing.told_steps()}")
 
 
 if __name__ == "__main__":

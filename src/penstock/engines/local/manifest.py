@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from penstock.crashes import crash_point
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import MANIFEST
 from penstock.errors import EngineError, UsageError
@@ -77,7 +78,9 @@ def write_manifest(journal: Journal) -> None:
             file.write(f"{json.dumps(make_manifest(journal), indent=1)}\n")
             file.flush()
             os.fsync(file.fileno())
+        crash_point()
         os.replace(f"{path}.new", path)
+        crash_point()
     except OSError as exc:
         raise EngineError(
             f"{path} cannot be written: {exc.strerror}; put that right and run the same command again"

@@ -1,0 +1,347 @@
+"""Runs with a journal, in small: each test holds one line of the code that decides on what outlives a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from penstock.engines.local import digests
+from penstock.engines.local.digests import Digests
+from penstock.engines.local.journal import Journal
+from penstock.engines.local.outcomes import SplitId, SplitResult
+from penstock.engines.local.run_dir import RunDir
+from penstock.errors import EngineError, OutputError, PenstockError, StepError
+from penstock.io.files import list_files
+from penstock.io.jsonl import JsonlSink
+from penstock.models.messages import Shutdown
+from penstock.models.rendezvous import make_private, run_folder
+from penstock.transport.channel import Channel
+
+LINES = 4000  # of some bytes each: several splits
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with two inputs: in/0.txt and in/1.txt."""
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        write_input(tmp_path, part)
+    return tmp_path
+
+
+def write_input(folder, part):
+    (folder / "in" / f"{part}.txt").write_text("".join(f"{part}-{n}\n" for n in range(LINES)))
+
+
+def stop_at(folder, row):
+    """Have the runs of a folder fail at this row; at none, if it is empty."""
+    (folder / "stop").write_text(row)
+
+
+def copied(folder, *, write=None, shuffled=False, **options):
+    """A run that copies in/ to out/, and fails at the row that is in the file `stop`. Its code is the same each time."""
+    stop = str(folder / "stop")
+
+    def work(rows):
+        with contextlib.suppress(FileNotFoundError), open(stop) as file:
+            if (row := file.read()) in rows:
+                raise ValueError(f"stopped\nat {row}")
+        return rows
+
+    p = ps.Pipeline(**{"run_dir": folder / "run", "workers": 0, **options})
+    rows = p | ps.ReadFromText(folder / "in" / "*.txt") | "work" >> ps.MapBatches(work)
+    (rows | ps.Reshuffle() | ps.Map(str) if shuffled else rows) | (write or ps.WriteToText(folder / "out"))
+    return p.run()
+
+
+def fails(folder, row, **options):
+    """The run comes to this row, and fails there."""
+    stop_at(folder, row)
+    with pytest.raises(StepError, match="stopped"):
+        copied(folder, **options)
+    stop_at(folder, "")
+
+
+def contents(folder):
+    """The part files in out/, by name."""
+    return {path.name: path.read_text() for path in sorted((folder / "out").glob("part-*"))}
+
+
+def inputs_of(folder):
+    return "".join(path.read_text() for path in sorted((folder / "in").iterdir()))
+
+
+def manifest_of(folder):
+    return json.loads((folder / "run" / "manifest.json").read_text())
+
+
+# The journal's file.
+
+
+def test_only_its_owner_can_read_the_journal(tmp_path):
+    before = os.umask(0)
+    try:
+        journal = Journal.create(str(tmp_path), {"run": "1"}, [], [])
+        journal.set_facts({"more": 1})
+        modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in os.listdir(tmp_path)}
+        journal.close()
+    finally:
+        os.umask(before)
+    assert modes.keys() > {"journal.db", "journal.db-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+def test_the_journal_of_another_user_is_not_opened(tmp_path, monkeypatch):
+    """It holds pickles, which can do anything."""
+    Journal.create(str(tmp_path), {"run": "1"}, [], []).close()
+    someone = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: someone)
+    with RunDir(str(tmp_path)) as run_dir, pytest.raises(OutputError, match=r"journal\.db: belongs to another user"):
+        run_dir.journal()
+
+
+def test_a_split_is_prepared_once(tmp_path):
+    split = SplitId(0, 0)
+    journal = Journal.create(str(tmp_path), {"run": "1"}, [(split, "rows")], [])
+    try:
+        journal.prepare([(split, SplitResult(bundles=1), [])])
+        with pytest.raises(EngineError, match="was done before"):
+            journal.prepare([(split, SplitResult(bundles=2), [])])
+        journal.done([split])
+        with pytest.raises(EngineError, match="was done before"):
+            journal.prepare([(split, SplitResult(bundles=2), [])])
+        assert journal.total().bundles == 1
+        assert journal.split_counts() == {"done": 1}
+    finally:
+        journal.close()
+
+
+def test_the_log_of_a_killed_run_is_not_taken_for_that_of_the_next(tmp_path):
+    """SQLite takes up a log that lies beside a journal, whatever journal that is."""
+    (tmp_path / "killed").mkdir()
+    first = Journal.create(str(tmp_path), {"run": "1"}, [(SplitId(0, n), f"old {n}") for n in range(300)], [])
+    first.set_facts({"more": "x" * 10_000})
+    for path in tmp_path.glob("journal.db*"):  # what a process that is killed now leaves
+        shutil.copy(path, tmp_path / "killed")
+    first.close()
+    assert (tmp_path / "killed" / "journal.db-wal").stat().st_size > 0
+    journal = Journal.create(str(tmp_path / "killed"), {"run": "2"}, [(SplitId(0, 0), "new")], [])
+    try:
+        assert (journal.fact("run"), journal.fact("more")) == ("2", None)
+        assert journal.open_splits() == [(SplitId(0, 0), "new")]
+    finally:
+        journal.close()
+
+
+# Parts.
+
+
+class NotingSink(JsonlSink):
+    """Notes the file aside of each part that it begins; fails at the third, if `broken` is beside its folder."""
+
+    def open(self, part):
+        noted = Path(f"{self.path}.noted")
+        with noted.open("a") as file:
+            file.write(f"{self.places(part).aside}\n")
+        if noted.with_name("broken").exists() and len(noted.read_text().splitlines()) == 3:
+            raise ValueError("broken")
+        return super().open(part)
+
+
+def test_no_two_processes_write_a_part_under_one_name(folder):
+    """A worker of a process that was killed may still be writing when the next one does the same split."""
+
+    def noted():
+        copied(folder, write=ps.Write(NotingSink(str(folder / "out"), False)))
+
+    (folder / "broken").touch()
+    with pytest.raises(PenstockError, match="broken"):
+        noted()
+    (folder / "broken").unlink()
+    noted()
+    names = (folder / "out.noted").read_text().splitlines()
+    parts = [re.sub(r"-\d+\.jsonl$", "", name) for name in names]
+    assert parts[2] in parts[3:], "the second process has begun the part that the first could not end"
+    assert len(set(names)) == len(names)
+
+
+def test_part_names_are_those_of_the_number_of_workers_that_the_run_began_with(folder):
+    """Where splits are few for the workers, what a stage makes for the next is cut finely, and there are more parts."""
+    other = folder / "other"
+    other.mkdir()
+    (other / "in").symlink_to(folder / "in")
+    copied(other, shuffled=True, threads_per_worker=8)
+    copied(folder, shuffled=True, run_dir=folder / "clean")
+    clean = contents(folder)
+    assert contents(other).keys() != clean.keys(), "else this tests nothing"
+    shutil.rmtree(folder / "out")
+    fails(folder, "1-1000", shuffled=True)
+    assert copied(folder, shuffled=True, threads_per_worker=8).splits_before > 0
+    assert contents(folder) == clean
+
+
+# An earlier output that is replaced.
+
+
+def replaced(folder):
+    return ps.WriteToText(folder / "out", overwrite=True)
+
+
+def make_old_output(folder):
+    (folder / "out").mkdir()
+    for number in range(20):
+        (folder / "out" / f"part-{number:05d}.txt").write_text(f"old {number}\n")
+    return contents(folder)
+
+
+def test_an_old_output_is_whole_until_the_run_is_done_however_often_it_fails(folder):
+    old = make_old_output(folder)
+    fails(folder, "0-3000", write=replaced(folder))
+    assert manifest_of(folder)["splits"]["prepared"] > 0
+    assert contents(folder) == old
+    fails(folder, "1-3000", write=replaced(folder))
+    assert manifest_of(folder)["splits"]["prepared"] > 0
+    assert contents(folder) == old
+    copied(folder, write=replaced(folder))
+    assert "".join(contents(folder).values()) == inputs_of(folder)
+
+
+def test_after_an_output_was_replaced_new_files_are_published_split_by_split(folder):
+    make_old_output(folder)
+    copied(folder, write=replaced(folder))
+    before = contents(folder)
+    write_input(folder, 2)
+    fails(folder, "2-3000", write=replaced(folder))
+    after = contents(folder)
+    assert before.items() < after.items(), "some splits of the new file are there already, and all that was"
+    copied(folder, write=replaced(folder))
+    assert "".join(contents(folder).values()) == inputs_of(folder)
+
+
+# What is told.
+
+
+def test_the_manifest_shows_no_rows_of_an_error(folder):
+    fails(folder, "1-1000")
+    [session] = manifest_of(folder)["sessions"]
+    assert session["error"].endswith("stopped")
+    assert "\n" not in session["error"]
+    assert "1-1000" not in (folder / "run" / "manifest.json").read_text()
+
+
+def test_after_new_files_no_number_of_rows_is_told_as_all(tmp_path, capsys):
+    """How many there are was counted when the run began."""
+
+    def write(part, rows):
+        pq.write_table(pa.table({"n": list(range(rows))}), tmp_path / f"{part}.parquet")
+
+    def run():
+        p = ps.Pipeline(run_dir=tmp_path / "run", workers=0, progress=True)
+        p | ps.ReadFromParquet(tmp_path / "*.parquet") | ps.WriteToJsonl(tmp_path / "out")
+        p.run()
+        return capsys.readouterr().err.splitlines()[-1]
+
+    write(0, 2000)
+    assert "2,000 of 2,000 rows" in run()
+    write(1, 3000)
+    assert re.search(r"\| 5,000 rows \|", run())
+
+
+# Digests.
+
+
+def test_all_digests_are_in_the_manifest_however_long_they_take(folder, monkeypatch):
+    waited_for = threading.Event()
+    digest_of = digests.sha256_of
+
+    def slow(path):
+        assert waited_for.wait(60)
+        return digest_of(path)
+
+    def waiting(method):
+        """From now on somebody waits for the digests, so they may be made."""
+
+        def waits(*arguments):
+            waited_for.set()
+            return method(*arguments)
+
+        return waits
+
+    monkeypatch.setattr(digests, "sha256_of", slow)
+    for name in ("finish", "__exit__"):
+        monkeypatch.setattr(Digests, name, waiting(getattr(Digests, name)))
+    copied(folder)
+    expected = [digest_of(str(path)) for path in sorted((folder / "in").iterdir())]
+    assert [each["sha256"] for each in manifest_of(folder)["inputs"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "room", "made"),
+    [(None, 0, True), (None, -1, False), (True, -1, True), (False, 0, False)],
+)
+def test_inputs_are_digested_up_to_a_size_or_as_the_user_wants(folder, monkeypatch, wanted, room, made):
+    """The limit is for all inputs together."""
+    every = sum(path.stat().st_size for path in (folder / "in").iterdir())
+    assert digests.MOST_INPUT_BYTES == 1 << 30
+    monkeypatch.setattr(digests, "MOST_INPUT_BYTES", every + room)
+    copied(folder, input_digests=wanted)
+    assert [each["sha256"] is not None for each in manifest_of(folder)["inputs"]] == [made, made]
+
+
+def test_models_are_always_digested(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("some bytes")
+    [file] = list_files(str(tmp_path / "file"))
+    monkeypatch.setattr(digests, "MOST_INPUT_BYTES", 0)
+    journal = Journal.create(str(tmp_path), {"run": "1"}, [], [("model", "step", file), ("input", "step", file)])
+    try:
+        with Digests(journal, ps.RunOptions(input_digests=False)) as made:
+            made.finish()
+        found = {role: journal.files(role)["step"][file.path][1] is not None for role in ("model", "input")}
+        assert found == {"model": True, "input": False}
+    finally:
+        journal.close()
+
+
+# Model hosts.
+
+
+def test_hosts_of_a_process_that_was_killed_are_ended(folder):
+    fails(folder, "1-1000")
+    run = manifest_of(folder)["run"]
+    journal = Journal.open(str(folder / "run"))
+    killed = journal.begin_session()  # which comes to no end
+    journal.close()
+    hosts = run_folder(f"{run}-{killed}")
+    make_private(hosts)
+    told = []
+    with socket.socket(socket.AF_UNIX) as host:
+        host.bind(os.path.join(hosts, "model.sock"))
+        host.listen()
+        host.settimeout(60)
+
+        def serve():
+            with host.accept()[0] as line:
+                message, _ = Channel(line, plain=True).receive()
+                told.append(message)
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        try:
+            copied(folder)
+            assert not os.path.exists(hosts)
+        finally:
+            shutil.rmtree(hosts, ignore_errors=True)
+        serving.join(60)
+    assert [type(each) for each in told] == [Shutdown]
