@@ -14,12 +14,7 @@ Name: TypeAlias = tuple[str, ...]  # of a global: its name; of a module's attrib
 _KINDS_OF_FUNCTION = 0x04 | 0x08 | 0x20 | 0x80 | 0x200  # *args, **kwargs, generator, coroutine, asynchronous generator
 _NO_INSTRUCTION = {"EXTENDED_ARG", "CACHE", "NOP", "NOT_TAKEN"}
 _ABOUT_THE_CLASS = {"__doc__", "__firstlineno__", "__qualname__", "__static_attributes__"}  # set by a class's own code
-_CHANGING = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"),
-    *("setdefault", "sort", "update", "__setitem__"),
-}
-
-
+_OF_AN_OBJECT = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"}
 _TWO_IN_ONE = re.compile(r"((?:LOAD|STORE)_FAST(?:_BORROW)?)_((?:LOAD|STORE)_FAST(?:_BORROW)?)")
 
 
@@ -77,50 +72,28 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(constant)
 
 
-def globals_used(code: CodeType) -> list[Name]:
-    """The globals that code names, with the attributes that it takes of them in case they are modules, sorted."""
-    found: set[Name] = set()
+def globals_of(code: CodeType) -> tuple[list[Name], list[Name]]:
+    """The globals that code takes, each with the attributes that it takes of it, and those that it sets; sorted."""
+    taken: set[Name] = set()
+    is_set: set[Name] = set()
     for inner in nested(code):
-        name: Name = ()
-        for operation in operations(inner):
-            name = _loaded(operation, name)
-            found.add(name)
-    return sorted(found - {()})
-
-
-def globals_changed(code: CodeType) -> set[Name]:
-    """The globals that code sets, or whose items it changes, where that is plain to see: they are state, not constants."""
-    found: set[Name] = set()
-    for inner in nested(code):
-        steps = operations(inner)
-        before: Name = ()
-        last: Name = ()  # what the two operations before this one have loaded
-        for step, following in zip(steps, [*steps[1:], Operation("", None)], strict=True):
-            match step.name:
-                case "STORE_GLOBAL" | "DELETE_GLOBAL":
-                    found.add((step.argument,))
-                case "STORE_SUBSCR" | "DELETE_SUBSCR":
-                    found.add(before)
-                case "COPY" if following.name == "COPY":  # a[b] += c
-                    found.add(before)
-                case "STORE_ATTR" | "DELETE_ATTR" if last:
-                    found.add((*last, step.argument))
-                case "COPY" if last and following.name == "LOAD_ATTR":  # a.b += c
-                    found.add((*last, following.argument))
-                case "LOAD_ATTR" | "LOAD_METHOD" if step.argument in _CHANGING:
-                    found.add(last)
-            before, last = last, _loaded(step, last)
-    return found - {()}
+        name: Name = ()  # of what lies on top of the stack
+        is_copied = False
+        for step in [*operations(inner), Operation("", None)]:
+            if name and step.name in _OF_AN_OBJECT:
+                name = (*name, step.argument)
+                if is_copied or step.name in ("STORE_ATTR", "DELETE_ATTR"):  # a.b += c copies a before it takes b
+                    is_set.add(name)
+            elif step != ("COPY", 1):
+                taken.add(name)
+                name = (step.argument,) if step.name in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+            if step.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                is_set.add((step.argument,))
+            is_copied = step == ("COPY", 1)
+    return sorted(taken - {()}), sorted(is_set)
 
 
 def cells_set(code: CodeType) -> set[str]:
     """The variables of functions around it that code sets: state as well."""
     steps = [step for inner in nested(code) for step in dis.get_instructions(inner)]
     return {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-
-
-def _loaded(step: Operation, last: Name) -> Name:
-    """The global, or attribute of one, that an operation puts on the stack; empty if it is something else."""
-    if step.name in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return (step.argument,)
-    return (*last, step.argument) if last and step.name in ("LOAD_ATTR", "LOAD_METHOD") else ()

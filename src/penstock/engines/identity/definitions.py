@@ -9,15 +9,16 @@ import inspect
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from penstock.engines.identity.bytecode import Name, globals_changed, globals_used
+from penstock.engines.identity.bytecode import Name
 from penstock.engines.identity.forms import form_of
 
 Ignored: TypeAlias = Callable[[type, str], bool]  # whether an attribute of a class, or of its instances, does not matter
+Place: TypeAlias = tuple[int, str]  # the id of a module's dict, a class or an object, and a name in it
 Origin: TypeAlias = Literal["user", "library", "known"]
 
 PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
@@ -71,9 +72,9 @@ def wrapped_by(thing: Any) -> FunctionType | None:
     return wrapped if isinstance(wrapped, FunctionType) else None
 
 
-def used_by(function: FunctionType) -> Iterator[Global]:
-    """The globals that a function names, where they are constants or definitions that it depends on."""
-    for names in globals_used(function.__code__):
+def used_by(function: FunctionType, taken: Iterable[Name]) -> Iterator[Global]:
+    """The globals that a function takes, where they are constants or definitions that it depends on."""
+    for names in taken:
         found = _resolved(function.__globals__, names)
         if found is None:
             continue
@@ -106,12 +107,14 @@ def _resolved(space: dict[str, Any], names: Name) -> Global | None:
     return None
 
 
-def changed_by(function: FunctionType) -> Iterator[Global]:
-    """The globals that a function changes: state, and no constants. What an object keeps is another matter."""
-    for names in globals_changed(function.__code__):
-        found = _resolved(function.__globals__, names)
-        if found is not None and found.shown == ".".join(names):
-            yield found
+def set_by(function: FunctionType, names: Iterable[Name]) -> Iterator[Place]:
+    """Where the globals and attributes of these names are: state, and no constants."""
+    for *owners, name in names:
+        owner: Any = function.__globals__
+        for each in owners:
+            owner = owner.get(each) if isinstance(owner, dict) else inspect.getattr_static(owner, each, None)
+            owner = vars(owner) if isinstance(owner, ModuleType) else owner
+        yield id(owner), name
 
 
 def is_compared(value: Any) -> bool:

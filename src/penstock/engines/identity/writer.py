@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from penstock.engines.identity.definitions import (
     PLAIN,
@@ -21,6 +21,8 @@ from penstock.engines.identity.definitions import (
 )
 from penstock.engines.identity.forms import form_of
 
+State: TypeAlias = Callable[[Any], Any]  # what counts of an instance besides its class; None if nothing does
+
 DIGEST_BYTES = 8
 MOST_NESTED = 100  # containers in each other, far from the limit of Python's stack
 
@@ -30,9 +32,6 @@ class Context(Protocol):
 
     def refer(self, definition: Any) -> str:
         """What stands for a function or class of the user's, whose own digest is made elsewhere."""
-
-    def state(self, value: Any) -> Any:
-        """What counts of an instance besides its class; None if nothing does."""
 
 
 def is_definition(value: Any) -> bool:
@@ -44,9 +43,10 @@ def is_definition(value: Any) -> bool:
 class Writer:
     """Feeds one digest of a value."""
 
-    def __init__(self, context: Context, inside: tuple[int, ...] = ()) -> None:
+    def __init__(self, context: Context, state: State, inside: tuple[int, ...] = ()) -> None:
         self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._context = context
+        self._state = state
         self._inside = list(inside)  # the ids of the containers around
 
     def token(self, kind: str, data: str | bytes | memoryview = b"") -> None:
@@ -134,7 +134,7 @@ class Writer:
             self.write(value[key])
 
     def _apart(self, value: Any) -> str:
-        writer = Writer(self._context, tuple(self._inside))
+        writer = Writer(self._context, self._state, tuple(self._inside))
         writer.write(value)
         return writer.hash.hexdigest()
 
@@ -153,7 +153,7 @@ class Writer:
 
     def _instance(self, value: Any) -> None:
         self.definition(type(value))
-        state = self._context.state(value)
+        state = self._state(value)
         self.token("state", type(state).__name__)
         if state is not None:
             self.write(state)
