@@ -31,6 +31,22 @@ class Operation(NamedTuple):
     argument: Any  # a constant, which may be another code object; a name; a number; of a jump how many operations on
 
 
+class Import(NamedTuple):
+    """An import of a module, or of names from it."""
+
+    module: str
+    names: tuple[str, ...] | None  # None: the module itself
+    level: int  # the dots before the name
+
+
+class Uses(NamedTuple):
+    """What code reaches beyond itself, sorted."""
+
+    taken: list[Name]  # globals, each with the attributes that are taken of it
+    is_set: list[Name]
+    imports: list[Import]
+
+
 def signature_of(code: CodeType) -> tuple[Any, ...]:
     """What callers see of a function, and what kind of function it is."""
     parameters = code.co_argcount + code.co_kwonlyargcount
@@ -40,10 +56,7 @@ def signature_of(code: CodeType) -> tuple[Any, ...]:
 
 def operations(code: CodeType) -> list[Operation]:
     """The instructions of a function, without those that only a debugger needs."""
-    found = [each for each in dis.get_instructions(code) if each.opname not in _NO_INSTRUCTION]
-    made: list[tuple[int, Operation]] = []  # with its offset
-    for one, following in zip(found, [*found[1:], None], strict=True):
-        made += [(one.offset, operation) for operation in _operations_of(one, following)]
+    made = _with_offsets(code)
     offsets = [offset for offset, _ in made]
     return [
         Operation(name, bisect_left(offsets, argument.offset) - at)
@@ -51,6 +64,28 @@ def operations(code: CodeType) -> list[Operation]:
         else Operation(name, argument)
         for at, (_, (name, argument)) in enumerate(made)
     ]
+
+
+def guards(code: CodeType) -> list[tuple[int, int, int]]:
+    """Where errors are caught, by number of operation: from which one, before which other, and where it goes on then."""
+    offsets = [offset for offset, _ in _with_offsets(code)]
+    found: list[tuple[int, int, int]] = []
+    entries: Any = dis.Bytecode(code)
+    for entry in entries.exception_entries:
+        start, end, target = (bisect_left(offsets, offset) for offset in (entry.start, entry.end, entry.target))
+        if found and found[-1][1:] == (start, target):  # cut in two by what does nothing
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end, target))
+    return found
+
+
+def _with_offsets(code: CodeType) -> list[tuple[int, Operation]]:
+    found = [each for each in dis.get_instructions(code) if each.opname not in _NO_INSTRUCTION]
+    made: list[tuple[int, Operation]] = []
+    for one, following in zip(found, [*found[1:], None], strict=True):
+        made += [(one.offset, operation) for operation in _operations_of(one, following)]
+    return made
 
 
 def _operations_of(one: dis.Instruction, following: dis.Instruction | None) -> list[Operation]:
@@ -72,14 +107,16 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(constant)
 
 
-def globals_of(code: CodeType) -> tuple[list[Name], list[Name]]:
-    """The globals that code takes, each with the attributes that it takes of it, and those that it sets; sorted."""
+def uses_of(code: CodeType) -> Uses:
+    """The globals that code takes and sets, and what it imports."""
     taken: set[Name] = set()
     is_set: set[Name] = set()
+    imports: set[Import] = set()
     for inner in nested(code):
         name: Name = ()  # of what lies on top of the stack
         is_copied = False
-        for step in [*operations(inner), Operation("", None)]:
+        steps = operations(inner)
+        for at, step in enumerate([*steps, Operation("", None)]):
             if name and step.name in _OF_AN_OBJECT:
                 name = (*name, step.argument)
                 if is_copied or step.name in ("STORE_ATTR", "DELETE_ATTR"):  # a.b += c copies a before it takes b
@@ -89,8 +126,10 @@ def globals_of(code: CodeType) -> tuple[list[Name], list[Name]]:
                 name = (step.argument,) if step.name in ("LOAD_GLOBAL", "LOAD_NAME") else ()
             if step.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 is_set.add((step.argument,))
+            elif step.name == "IMPORT_NAME":
+                imports.add(Import(step.argument, steps[at - 1].argument, steps[at - 2].argument))
             is_copied = step == ("COPY", 1)
-    return sorted(taken - {()}), sorted(is_set)
+    return Uses(sorted(taken - {()}), sorted(is_set), sorted(imports, key=repr))
 
 
 def cells_set(code: CodeType) -> set[str]:

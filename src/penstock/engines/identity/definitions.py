@@ -7,23 +7,24 @@ import enum
 import functools
 import inspect
 import re
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.engines.identity.bytecode import Name
 from penstock.engines.identity.forms import form_of
+from penstock.engines.identity.modules import Origin, origin_of
 
 Ignored: TypeAlias = Callable[[type, str], bool]  # whether an attribute of a class, or of its instances, does not matter
 Place: TypeAlias = tuple[int, str]  # the id of a module's dict, a class or an object, and a name in it
-Origin: TypeAlias = Literal["user", "library", "known"]
 
 PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
+SCALARS = str, bytes, int, float, complex
 _BASES_WITHOUT_STATE = {"abc", "builtins", "typing"}  # modules
-_KNOWN = BuiltinFunctionType, FunctionType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
+_NAMESPACES = {"argparse.Namespace", "argparse._AttributeHolder", "types.SimpleNamespace"}
+_KNOWN = BuiltinFunctionType, FunctionType, MappingProxyType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 
 
@@ -36,22 +37,10 @@ class Global(NamedTuple):
     value: Any
 
 
-def origin_of(module: object) -> Origin:
-    """Whose a module is, by its name: the user's, an installed package's, or Python's and our own.
-
-    What is Python's or ours is known by its name alone, so that a patch release changes nothing.
-    """
-    name = module if isinstance(module, str) else ""
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "penstock":
-        return "known"
-    file = "" if name == "__main__" else str(getattr(sys.modules.get(name), "__file__", ""))
-    return "library" if "site-packages" in file or "dist-packages" in file else "user"
-
-
 def name_of(thing: Any) -> str:
-    """A function's or class's full name."""
-    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    """A function's or class's full name. A wrapper may have taken its __module__ from the function that it wraps."""
+    module = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else getattr(thing, "__module__", None)
+    return f"{module}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 def origin_of_function(function: FunctionType) -> Origin:
@@ -92,14 +81,14 @@ def used_by(function: FunctionType, taken: Iterable[Name]) -> Iterator[Global]:
 
 
 def _resolved(space: dict[str, Any], names: Name) -> Global | None:
-    """What a dotted name stands for, if it is a global, or a global of another module of the user's."""
+    """What a dotted name stands for, if it is a global, also of another module of the user's, or such a module."""
     if names[0].startswith("__"):
         return None
     for at, name in enumerate(names, 1):
         if name not in space:
             return None
         value = space[name]
-        if not isinstance(value, ModuleType):
+        if not isinstance(value, ModuleType) or at == len(names):
             return Global(space, name, ".".join(names[:at]), value)
         if origin_of(value.__name__) != "user":
             return None
@@ -119,13 +108,13 @@ def set_by(function: FunctionType, names: Iterable[Name]) -> Iterator[Place]:
 
 def is_compared(value: Any) -> bool:
     """Whether a global is more than something that lives, such as a lock, a client, or a model of a library's."""
-    if type(value) in PLAIN or isinstance(value, _KNOWN):
+    if type(value) in PLAIN or isinstance(value, (*_KNOWN, *SCALARS)):
         return True
     if isinstance(value, ModuleType):
-        return False
+        return origin_of(value.__name__) == "user"
     if isinstance(value, MethodType):
         return isinstance(value.__func__, FunctionType) and origin_of_function(value.__func__) == "user"
-    return is_users_class(type(value)) or is_dataclass(value) or form_of(value) is not None
+    return is_users_class(type(value)) or is_dataclass(value) or is_namespace(type(value)) or form_of(value) is not None
 
 
 def members_of(cls: type, ignored: Ignored) -> Iterator[tuple[str, Any]]:
@@ -185,7 +174,7 @@ def constants_of(value: Any, ignored: Ignored) -> dict[str, Any]:
 
 
 def _keeps_what_it_is_given(cls: type) -> bool:
-    return is_users_class(cls) or is_data(cls) or cls.__module__ in _BASES_WITHOUT_STATE
+    return is_users_class(cls) or is_namespace(cls) or cls.__module__ in _BASES_WITHOUT_STATE
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -237,6 +226,6 @@ def content_of(cell: CellType) -> Any:
         return NotImplemented
 
 
-def is_data(cls: type) -> bool:
-    """Whether instances of a class of Python's, or of ours, are data, and not things that live."""
-    return cls.__module__.startswith("penstock") or name_of(cls) in ("argparse.Namespace", "types.SimpleNamespace")
+def is_namespace(cls: type) -> bool:
+    """Whether instances of a class of Python's are nothing but their attributes."""
+    return name_of(cls) in _NAMESPACES

@@ -12,28 +12,29 @@ import functools
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Set
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterable, Set
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from penstock.engines.identity.bytecode import cells_set, globals_of, operations, signature_of
+from penstock.engines.identity.bytecode import Import, cells_set, guards, operations, signature_of, uses_of
 from penstock.engines.identity.definitions import (
     Ignored,
     Place,
     constants_of,
     content_of,
     functions_in,
-    is_data,
+    is_namespace,
     members_of,
-    origin_of,
     set_by,
     state_of,
     used_by,
     wrapped_by,
 )
-from penstock.engines.identity.writer import DIGEST_BYTES, State, Writer, is_definition
+from penstock.engines.identity.modules import DIGEST_BYTES, contents_of, file_of, imported, origin_of
+from penstock.engines.identity.writer import State, Writer, is_definition
 
-VALUE, FUNCTION, CLASS = "value", "function", "class"  # what a digest is of; those of functions hold for one Python alone
+VALUE, FUNCTION, CLASS, MODULE = "value", "function", "class", "module"  # what a digest is of
+OF_ONE_PYTHON = FUNCTION, MODULE  # digests that another version of Python makes in another way
 MOST_OBJECTS = 20_000  # in one value, for their attributes to count: ways through a net of objects are endless
 
 
@@ -70,6 +71,7 @@ class _Digests:
         self._kept: list[Any] = []  # so that no id is used twice
         self._waiting: deque[Callable[[], None]] = deque()
         self._constants: set[Place] = set()
+        self._modules: set[str] = set()
         self._taken: set[str] = {root}
 
     def of(self, value: Any) -> dict[str, str]:
@@ -87,15 +89,31 @@ class _Digests:
             self._define(definition, self._free_key(definition.__name__.strip("<>")))
         return self._keys[id(definition)]
 
+    def module(self, name: str) -> None:
+        """What is in a module of the user's, and in those that it imports, loaded or not."""
+        if name not in self._modules:
+            self._modules.add(name)
+            if file := file_of(name):
+                key, (digest, imports) = self._free_key(name), contents_of(name, file)
+                self.made[key] = f"{MODULE}:{digest}"
+                self._import(imports, name if file.endswith("__init__.py") else name.rpartition(".")[0])
+
+    def _import(self, imports: Iterable[Import], package: str) -> None:
+        for name in sorted({name for each in imports for name in imported(each, package)}):
+            self._waiting.append(functools.partial(self.module, name))
+
     def use(self, function: FunctionType) -> None:
         """Everything else that a function depends on."""
-        taken, is_set = globals_of(function.__code__)
-        self.found_set |= set(set_by(function, is_set))
-        for found in used_by(function, taken):
+        uses = uses_of(function.__code__)
+        self.found_set |= set(set_by(function, uses.is_set))
+        self._import(uses.imports, str(function.__globals__.get("__package__") or ""))
+        for found in used_by(function, uses.taken):
             definition = wrapped_by(found.value) or found.value
             place = id(found.space), found.name
             if is_definition(definition):
                 self.refer(definition)
+            elif isinstance(definition, ModuleType):
+                self.module(definition.__name__)
             elif place not in self._constants | self._is_set:
                 self._kept.append(found.space)
                 self._constants.add(place)
@@ -132,7 +150,7 @@ class _Digests:
 
     def _state(self, value: Any) -> Any:
         cls = type(value)
-        if origin_of(cls.__module__) == "known" and not is_data(cls):
+        if origin_of(cls.__module__) == "known" and not (is_namespace(cls) or cls.__module__.startswith("penstock")):
             return None
         return self._without_set(value, state_of(value, self._ignored))
 
@@ -190,6 +208,7 @@ class _CodeWriter(Writer):
 
     def _code(self, code: CodeType) -> None:
         self.write(signature_of(code))
+        self.write(guards(code))
         for operation in operations(code):
             self.token(operation.name)
             if isinstance(operation.argument, CodeType):

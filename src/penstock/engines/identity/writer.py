@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from penstock.engines.identity.definitions import (
     PLAIN,
+    SCALARS,
     content_of,
     is_named,
     is_users_class,
@@ -20,10 +21,10 @@ from penstock.engines.identity.definitions import (
     wrapped_by,
 )
 from penstock.engines.identity.forms import form_of
+from penstock.engines.identity.modules import DIGEST_BYTES
 
 State: TypeAlias = Callable[[Any], Any]  # what counts of an instance besides its class; None if nothing does
 
-DIGEST_BYTES = 8
 MOST_NESTED = 100  # containers in each other, far from the limit of Python's stack
 
 
@@ -32,6 +33,9 @@ class Context(Protocol):
 
     def refer(self, definition: Any) -> str:
         """What stands for a function or class of the user's, whose own digest is made elsewhere."""
+
+    def module(self, name: str) -> None:
+        """The module of this name is used; if it is the user's, its own digest is made elsewhere."""
 
 
 def is_definition(value: Any) -> bool:
@@ -97,20 +101,27 @@ class Writer:
         elif isinstance(value, BuiltinFunctionType):
             self.token("builtin", name_of(value))
             self.items([] if isinstance(value.__self__, (ModuleType, type(None))) else [value.__self__])
+        elif isinstance(value, ModuleType):
+            self.token("module", value.__name__)
+            self._context.module(value.__name__)
         elif (wrapped := wrapped_by(value)) is not None:
             self.token("wrapped", type(value).__name__)
             self.write(wrapped)
         elif (form := form_of(value)) is not None:
-            self.items(form)
+            self.items([*form, *([type(value)] if is_users_class(type(value)) else [])])
+        elif isinstance(value, SCALARS):
+            self._type(value)
+            scalar: Any = next(each for each in SCALARS if isinstance(value, each))
+            self.items(scalar.__getnewargs__(value))
         elif is_named(value):
             self.token("named", name_of(value))
         else:
             self._instance(value)
 
     def _type(self, value: Any, *plain: type) -> None:
-        """The type of a container; subclasses of the user's are known by what they do."""
+        """The type of a value that is more than its attributes; a class of the user's counts with these."""
         if is_users_class(type(value)):
-            self.definition(type(value))
+            self._instance(value)
         else:
             self.token("of", type(value).__name__ if type(value) in plain else name_of(type(value)))
 
