@@ -63,7 +63,7 @@ def _standard_form(value: Any) -> Form | None:
     for cls in type(value).__mro__:
         if (parts := _DATA.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
             return cls.__name__, parts(value)
-    if isinstance(value, functools.partial):
+    if isinstance(value, (functools.partial, functools.partialmethod)):
         return "partial", value.func, value.args, value.keywords
     return ("getter", type(value).__name__, value.__reduce__()[1]) if isinstance(value, _GETTERS) else None
 

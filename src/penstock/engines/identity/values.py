@@ -24,6 +24,7 @@ from penstock.engines.identity.definitions import (
     content_of,
     functions_in,
     is_namespace,
+    is_users_class,
     members_of,
     set_by,
     state_of,
@@ -201,7 +202,7 @@ class _CodeWriter(Writer):
 
     def header(self, cls: type) -> None:
         self.token("class", cls.__name__)
-        for base in cls.__bases__:
+        for base in (*cls.__bases__, *filter(is_users_class, [type(cls)])):
             self.definition(base)
         if issubclass(cls, enum.Enum):
             self.items((member.name, member.value) for member in cls)
