@@ -39,14 +39,6 @@ class Import(NamedTuple):
     level: int  # the dots before the name
 
 
-class Uses(NamedTuple):
-    """What code reaches beyond itself, sorted."""
-
-    taken: list[Name]  # globals, each with the attributes that are taken of it
-    is_set: list[Name]
-    imports: list[Import]
-
-
 def signature_of(code: CodeType) -> tuple[Any, ...]:
     """What callers see of a function, and what kind of function it is."""
     parameters = code.co_argcount + code.co_kwonlyargcount
@@ -107,8 +99,8 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(constant)
 
 
-def uses_of(code: CodeType) -> Uses:
-    """The globals that code takes and sets, and what it imports."""
+def uses_of(code: CodeType) -> tuple[list[Name], set[Name], set[Import]]:
+    """The globals that code takes, sorted, each with the attributes that are taken of it; those that it sets; imports."""
     taken: set[Name] = set()
     is_set: set[Name] = set()
     imports: set[Import] = set()
@@ -129,7 +121,7 @@ def uses_of(code: CodeType) -> Uses:
             elif step.name == "IMPORT_NAME":
                 imports.add(Import(step.argument, steps[at - 1].argument, steps[at - 2].argument))
             is_copied = step == ("COPY", 1)
-    return Uses(sorted(taken - {()}), sorted(is_set), sorted(imports, key=repr))
+    return sorted(taken - {()}), is_set, imports
 
 
 def cells_set(code: CodeType) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import inspect
@@ -148,13 +147,16 @@ def functions_in(member: Any) -> list[FunctionType]:
 
 def state_of(value: Any, ignored: Ignored) -> Any:
     """What makes an instance what it is: what it says itself for pickling, else its attributes; None if it has none."""
-    if getattr(type(value), "__getstate__", None) is not object.__getstate__:
+    cls = type(value)
+    if origin_of(cls.__module__) == "known" and not (is_namespace(cls) or cls.__module__.startswith("penstock")):
+        return None
+    if getattr(cls, "__getstate__", None) is not object.__getstate__:
         try:
             state = value.__getstate__()
         except Exception:  # not to be pickled: known by its type
             return None
-        return _that_counts(type(value), state, ignored) if isinstance(state, dict) else state
-    return _that_counts(type(value), _attributes(value), ignored)
+        return _that_counts(cls, state, ignored) if isinstance(state, dict) else state
+    return _that_counts(cls, _attributes(value), ignored)
 
 
 def constants_of(value: Any, ignored: Ignored) -> dict[str, Any]:
@@ -178,15 +180,11 @@ def _keeps_what_it_is_given(cls: type) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    if is_dataclass(value):
-        names = [field.name for field in fields(value) if field.compare]
-    else:
-        names = ["__dict__", *_slots(type(value))]
-    found: dict[str, Any] = {}
-    for name in names:
-        with contextlib.suppress(AttributeError):  # it has none, or the slot is empty
-            found[name] = object.__getattribute__(value, name)
-    return {**found.pop("__dict__", {}), **found}
+    state = object.__getstate__(value)  # None, a dict, or such a one and another of slots
+    parts = state if isinstance(state, tuple) else (state,)
+    found = {name: each for part in parts if part for name, each in part.items()}
+    names = [field.name for field in fields(value) if field.compare] if is_dataclass(value) else [*found]
+    return {name: found[name] for name in names if name in found}
 
 
 def _that_counts(cls: type, state: dict[Any, Any], ignored: Ignored) -> dict[Any, Any]:
@@ -197,15 +195,6 @@ def _that_counts(cls: type, state: dict[Any, Any], ignored: Ignored) -> dict[Any
         if not isinstance(inspect.getattr_static(cls, str(name), None), functools.cached_property)
         if not ignored(cls, str(name))
     }
-
-
-def _slots(cls: type) -> list[str]:
-    found: list[str] = []
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def is_named(value: Any) -> bool:

@@ -76,18 +76,16 @@ def _attribute(name: str, value: Any, files: Set[str]) -> Iterator[tuple[str, st
         for field in fields(value):  # settings that were put together: people know them by their own names
             yield from _attribute(field.name, getattr(value, field.name), files)
     elif not _is_nothing(value):
-        yield from digests(name, _placed(value, files), is_left_out).items()
+        is_file = (
+            isinstance(value, (str, PathLike)) and str(value) in files
+        )  # the same from whatever folder a run is started
+        yield from digests(name, checked_path(value, name) if is_file else value, is_left_out).items()
 
 
 def _settings(name: str, settings: Mapping[Any, Any] | None, files: Set[str]) -> Iterator[tuple[str, str]]:
     for key, value in (settings or {}).items():
-        if not _is_free(str(key)) and not _is_nothing(value):
-            yield from digests(f"{name}.{key}", _placed(value, files), is_left_out).items()
-
-
-def _placed(value: Any, files: Set[str]) -> Any:
-    """A setting; where it names a file of the model, the same from whatever folder the run is started."""
-    return checked_path(value, "") if isinstance(value, (str, PathLike)) and str(value) in files else value
+        if not _is_free(str(key)):
+            yield from _attribute(f"{name}.{key}", value, files)
 
 
 def _is_nothing(value: Any) -> bool:

@@ -10,21 +10,15 @@ import os
 import sys
 from importlib.machinery import PathFinder
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from penstock.engines.identity.bytecode import Import
 
+Contents: TypeAlias = tuple[str, list[Import]]  # of a file: a digest, and what it imports
 Origin: TypeAlias = Literal["user", "library", "known"]
 
 DIGEST_BYTES = 8
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
-
-
-class Contents(NamedTuple):
-    """What a file of a module has in it."""
-
-    digest: str
-    imports: tuple[Import, ...]
 
 
 def origin_of(module: object) -> Origin:
@@ -82,7 +76,7 @@ def contents_of(name: str, file: str) -> Contents:
         stat = os.stat(file)
         return _contents(name, file, stat.st_mtime_ns, stat.st_size)
     except OSError:
-        return Contents("", ())
+        return "", []
 
 
 @functools.lru_cache(maxsize=1000)
@@ -104,4 +98,4 @@ def _contents(name: str, file: str, *stamps: int) -> Contents:
         data = ast.dump(tree).encode("utf-8", "surrogatepass")
     except (SyntaxError, ValueError, RecursionError):  # not written in Python
         pass
-    return Contents(hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest(), tuple(imports))
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest(), imports

@@ -141,11 +141,10 @@ def _public(thing: Any, but: set[str]) -> dict[str, Any]:
     """The settings of a source or sink. What classes of ours keep privately may be what they found out about files."""
     if isinstance(thing, MemorySource):
         return {ROWS_IN_MEMORY: thing.rows}
-    bases = [base for base in type(thing).__mro__ if not is_users_class(base)]
-    codes = [each.__code__ for base in bases for member in vars(base).values() for each in functions_in(member)]
-    ours = {step.argument for code in codes for step in operations(code) if step.name == "STORE_ATTR"}
-    private = {name for name in ours if name.startswith("_")}
-    return {name: value for name, value in _with_class(thing).items() if name not in but | private}
+    members = [member for base in type(thing).__mro__ if not is_users_class(base) for member in vars(base).values()]
+    steps = [step for member in members for function in functions_in(member) for step in operations(function.__code__)]
+    found_out = {step.argument for step in steps if step.name == "STORE_ATTR" and step.argument.startswith("_")}
+    return {name: value for name, value in _with_class(thing).items() if name not in but | found_out}
 
 
 def _rows_digest(rows: Any) -> str:

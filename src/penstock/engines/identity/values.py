@@ -7,35 +7,33 @@ code that calls itself, or many functions that share one, cost nothing.
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, TypeAlias
 
-from penstock.engines.identity.bytecode import Import, cells_set, guards, operations, signature_of, uses_of
+from penstock.engines.identity.bytecode import Import, uses_of
 from penstock.engines.identity.definitions import (
     Ignored,
     Place,
     constants_of,
-    content_of,
     functions_in,
-    is_namespace,
-    is_users_class,
     members_of,
     set_by,
     state_of,
     used_by,
     wrapped_by,
 )
-from penstock.engines.identity.modules import DIGEST_BYTES, contents_of, file_of, imported, origin_of
-from penstock.engines.identity.writer import State, Writer, is_definition
+from penstock.engines.identity.modules import DIGEST_BYTES, contents_of, file_of, imported
+from penstock.engines.identity.writer import Writer, is_definition
 
 VALUE, FUNCTION, CLASS, MODULE = "value", "function", "class", "module"  # what a digest is of
 OF_ONE_PYTHON = FUNCTION, MODULE  # digests that another version of Python makes in another way
+Find: TypeAlias = Callable[[Any, Ignored], Any]  # what counts of an object
+
 MOST_OBJECTS = 20_000  # in one value, for their attributes to count: ways through a net of objects are endless
 
 
@@ -79,7 +77,7 @@ class _Digests:
         if is_definition(value):
             self._define(value, self.root)
         else:
-            self._write(self.root, VALUE, lambda writer: writer.write(value), self._state)
+            self._write(self.root, VALUE, lambda writer: writer.write(value))
         while self._waiting:
             self._waiting.popleft()()
         return self.made
@@ -105,17 +103,17 @@ class _Digests:
 
     def use(self, function: FunctionType) -> None:
         """Everything else that a function depends on."""
-        uses = uses_of(function.__code__)
-        self.found_set |= set(set_by(function, uses.is_set))
-        self._import(uses.imports, str(function.__globals__.get("__package__") or ""))
-        for found in used_by(function, uses.taken):
+        taken, is_set, imports = uses_of(function.__code__)
+        self.found_set |= set(set_by(function, is_set))
+        self._import(imports, str(function.__globals__.get("__package__") or ""))
+        for found in used_by(function, taken):
             definition = wrapped_by(found.value) or found.value
             place = id(found.space), found.name
             if is_definition(definition):
                 self.refer(definition)
             elif isinstance(definition, ModuleType):
                 self.module(definition.__name__)
-            elif place not in self._constants | self._is_set:
+            elif place not in self._constants and place not in self._is_set:
                 self._kept.append(found.space)
                 self._constants.add(place)
                 self._write_constant(self._free_key(found.shown), found.value)
@@ -124,44 +122,40 @@ class _Digests:
         self._keys[id(definition)] = key
         self._kept.append(definition)
         if isinstance(definition, FunctionType):
-            self._waiting.append(lambda: self._write(key, FUNCTION, lambda writer: writer.body(definition), self._state))
+            self._waiting.append(lambda: self._write(key, FUNCTION, lambda writer: writer.body(definition)))
         else:
             self._waiting.append(lambda: self._define_class(definition, key))
 
     def _define_class(self, cls: type, key: str) -> None:
-        self._write(key, CLASS, lambda writer: writer.header(cls), self._state)
+        self._write(key, CLASS, lambda writer: writer.header(cls))
         for name, member in members_of(cls, self._ignored):
             if (id(cls), name) in self._is_set:
                 continue
             if functions := functions_in(member):
-                self._write(f"{key}.{name}", FUNCTION, functools.partial(_write_member, member, functions), self._state)
+                self._write(
+                    f"{key}.{name}",
+                    FUNCTION,
+                    functools.partial(Writer.member, kind=type(member).__name__, functions=functions),
+                )
             else:
                 self._write_constant(f"{key}.{name}", member)
 
     def _write_constant(self, key: str, value: Any) -> None:
-        self._waiting.append(lambda: self._write(key, VALUE, lambda writer: writer.write(value), self._constants_of))
+        self._waiting.append(lambda: self._write(key, VALUE, lambda writer: writer.write(value), constants_of))
 
-    def _write(self, key: str, kind: str, write: Callable[[_CodeWriter], None], state: State) -> None:
+    def _write(self, key: str, kind: str, write: Callable[[Writer], None], find: Find = state_of) -> None:
         objects = itertools.count()
-        writer = _CodeWriter(self, lambda each: state(each) if next(objects) < MOST_OBJECTS else None)
-        write(writer)
+
+        def state(value: Any) -> Any:
+            found = find(value, self._ignored) if next(objects) < MOST_OBJECTS else None
+            if not isinstance(found, dict):
+                return found
+            return {name: each for name, each in found.items() if (id(value), name) not in self._is_set}
+
+        write(writer := Writer(self, state))
         if next(objects) > MOST_OBJECTS:
-            write(writer := _CodeWriter(self, lambda each: None))
+            write(writer := Writer(self, lambda value: None))
         self.made[key] = f"{FUNCTION if writer.has_code else kind}:{writer.hash.hexdigest()}"
-
-    def _state(self, value: Any) -> Any:
-        cls = type(value)
-        if origin_of(cls.__module__) == "known" and not (is_namespace(cls) or cls.__module__.startswith("penstock")):
-            return None
-        return self._without_set(value, state_of(value, self._ignored))
-
-    def _constants_of(self, value: Any) -> Any:
-        return self._without_set(value, constants_of(value, self._ignored))
-
-    def _without_set(self, value: Any, state: Any) -> Any:
-        if not isinstance(state, dict):
-            return state
-        return {name: each for name, each in state.items() if (id(value), name) not in self._is_set}
 
     def _free_key(self, name: str) -> str:
         key = first = f"{self.root}: {name}"
@@ -171,48 +165,3 @@ class _Digests:
             key = f"{first}#{number}"
         self._taken.add(key)
         return key
-
-
-def _write_member(member: Any, functions: list[FunctionType], writer: _CodeWriter) -> None:
-    writer.token("member", type(member).__name__)
-    for function in functions:
-        if is_definition(function):
-            writer.body(function)
-        else:
-            writer.write(function)
-
-
-class _CodeWriter(Writer):
-    """Feeds the digest of a definition, and follows what it leads to."""
-
-    def __init__(self, all_of_them: _Digests, state: State) -> None:
-        super().__init__(all_of_them, state)
-        self.has_code = False
-        self._all = all_of_them
-
-    def body(self, function: FunctionType) -> None:
-        self.has_code = True
-        self._code(function.__code__)
-        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        state = cells_set(function.__code__)
-        constants = [content_of(cell) for name, cell in closure if name not in state]
-        for part in (function.__defaults__, function.__kwdefaults__, *constants):
-            self.write(part)
-        self._all.use(function)
-
-    def header(self, cls: type) -> None:
-        self.token("class", cls.__name__)
-        for base in (*cls.__bases__, *filter(is_users_class, [type(cls)])):
-            self.definition(base)
-        if issubclass(cls, enum.Enum):
-            self.items((member.name, member.value) for member in cls)
-
-    def _code(self, code: CodeType) -> None:
-        self.write(signature_of(code))
-        self.write(guards(code))
-        for operation in operations(code):
-            self.token(operation.name)
-            if isinstance(operation.argument, CodeType):
-                self._code(operation.argument)
-            else:
-                self.write(operation.argument)

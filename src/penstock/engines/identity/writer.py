@@ -1,4 +1,4 @@
-"""Digests of values, part by part: the same in every process and every run, until something changes."""
+"""Digests of values and definitions, part by part: the same in every process and every run, until something changes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import enum
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Protocol, TypeAlias
 
+from penstock.engines.identity.bytecode import cells_set, guards, operations, signature_of
 from penstock.engines.identity.definitions import (
     PLAIN,
     SCALARS,
@@ -34,6 +35,9 @@ class Context(Protocol):
     def refer(self, definition: Any) -> str:
         """What stands for a function or class of the user's, whose own digest is made elsewhere."""
 
+    def use(self, function: FunctionType) -> None:
+        """The function was written; what else it depends on has digests of its own."""
+
     def module(self, name: str) -> None:
         """The module of this name is used; if it is the user's, its own digest is made elsewhere."""
 
@@ -51,6 +55,7 @@ class Writer:
         self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._context = context
         self._state = state
+        self.has_code = False
         self._inside = list(inside)  # the ids of the containers around
 
     def token(self, kind: str, data: str | bytes | memoryview = b"") -> None:
@@ -168,3 +173,40 @@ class Writer:
         self.token("state", type(state).__name__)
         if state is not None:
             self.write(state)
+
+    # Definitions.
+
+    def header(self, cls: type) -> None:
+        self.token("class", cls.__name__)
+        for base in (*cls.__bases__, *filter(is_users_class, [type(cls)])):
+            self.definition(base)
+        if issubclass(cls, enum.Enum):
+            self.items((member.name, member.value) for member in cls)
+
+    def member(self, kind: str, functions: list[FunctionType]) -> None:
+        self.token("member", kind)
+        for function in functions:
+            if is_definition(function):
+                self.body(function)
+            else:
+                self.write(function)
+
+    def body(self, function: FunctionType) -> None:
+        self.has_code = True
+        self._code(function.__code__)
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        state = cells_set(function.__code__)
+        constants = [content_of(cell) for name, cell in closure if name not in state]
+        for part in (function.__defaults__, function.__kwdefaults__, *constants):
+            self.write(part)
+        self._context.use(function)
+
+    def _code(self, code: CodeType) -> None:
+        self.write(signature_of(code))
+        self.write(guards(code))
+        for operation in operations(code):
+            self.token(operation.name)
+            if isinstance(operation.argument, CodeType):
+                self._code(operation.argument)
+            else:
+                self.write(operation.argument)
