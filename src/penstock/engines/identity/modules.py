@@ -18,7 +18,7 @@ Contents: TypeAlias = tuple[str, list[Import]]  # of a file: a digest, and what 
 Origin: TypeAlias = Literal["user", "library", "known"]
 
 DIGEST_BYTES = 8
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def origin_of(module: object) -> Origin:
@@ -33,9 +33,10 @@ def origin_of(module: object) -> Origin:
 def _origin(name: str, file: str | None) -> Origin:
     file = file or ""
     top = name.partition(".")[0]
-    if top in sys.stdlib_module_names and (not file.endswith(".py") or file.startswith(_STANDARD_LIBRARY)):
-        return "known"  # any other file beside a script may have such a name
-    if top == "penstock":
+    is_python_s = not file.endswith(".py") or file.startswith(
+        _STANDARD_LIBRARY
+    )  # a file beside a script may have such a name
+    if top == "penstock" or (top in sys.stdlib_module_names and is_python_s):
         return "known"
     return "library" if "site-packages" in file or "dist-packages" in file else "user"
 
@@ -70,17 +71,17 @@ def file_of(name: str) -> str | None:
     return file if file and _origin(name, file) == "user" else None
 
 
-def contents_of(name: str, file: str) -> Contents:
+def contents_of(file: str) -> Contents:
     """What is in the file of a module, but for comments, layout and docstrings."""
     try:
         stat = os.stat(file)
-        return _contents(name, file, stat.st_mtime_ns, stat.st_size)
+        return _contents(file, stat.st_mtime_ns, stat.st_size)
     except OSError:
         return "", []
 
 
 @functools.lru_cache(maxsize=1000)
-def _contents(name: str, file: str, *stamps: int) -> Contents:
+def _contents(file: str, *stamps: int) -> Contents:
     with open(file, "rb") as opened:
         data = opened.read()
     imports: list[Import] = []

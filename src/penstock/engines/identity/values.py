@@ -93,7 +93,7 @@ class _Digests:
         if name not in self._modules:
             self._modules.add(name)
             if file := file_of(name):
-                key, (digest, imports) = self._free_key(name), contents_of(name, file)
+                key, (digest, imports) = self._free_key(name), contents_of(file)
                 self.made[key] = f"{MODULE}:{digest}"
                 self._import(imports, name if file.endswith("__init__.py") else name.rpartition(".")[0])
 
