@@ -25,7 +25,6 @@ import sys
 import textwrap
 import threading
 import types
-import uuid
 from typing import Any, NamedTuple
 
 import numpy as np
