@@ -430,7 +430,7 @@ import sys
 import penstock as ps
 import steps
 
-p = ps.Pipeline(run_dir="run", workers=0)
+p = ps.Pipeline(run_dir="run", workers=1)
 rows = p | ps.Create(["a ", "b"]) | ps.Map(steps.work) | ps.RunInference(steps.Handler())
 rows | ps.Map(repr) | ps.WriteToText("out")
 try:

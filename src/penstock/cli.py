@@ -183,7 +183,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 def _execute(script: str, session: _Session) -> int:
     try:
-        names = runpy.run_path(script, run_name="__main__")
+        names = runpy.run_path(os.path.abspath(script), run_name="__main__")  # __file__ is as Python itself has it
         pipelines = {id(value): value for value in names.values() if isinstance(value, Pipeline)}
         for pipeline in pipelines.values():
             if not pipeline.has_run:
@@ -275,7 +275,7 @@ def _kept(exc: BaseException) -> list[str]:
 def _print_script_error(exc: Exception, script: str) -> None:
     """The traceback of an error in the script, without the frames of this command."""
     frames = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+    while frames is not None and frames.tb_frame.f_code.co_filename != os.path.abspath(script):
         frames = frames.tb_next
     traceback.print_exception(type(exc), exc, frames or exc.__traceback__)
 

@@ -14,12 +14,7 @@ Name: TypeAlias = tuple[str, ...]  # of a global: its name; of a module's attrib
 _KINDS_OF_FUNCTION = 0x04 | 0x08 | 0x20 | 0x80 | 0x200  # *args, **kwargs, generator, coroutine, asynchronous generator
 _NO_INSTRUCTION = {"EXTENDED_ARG", "CACHE", "NOP", "NOT_TAKEN"}
 _ABOUT_THE_CLASS = {"__doc__", "__firstlineno__", "__qualname__", "__static_attributes__"}  # set by a class's own code
-_CHANGING = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"),
-    *("setdefault", "sort", "update", "__setitem__"),
-}
-
-
+_OF_AN_OBJECT = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"}
 _TWO_IN_ONE = re.compile(r"((?:LOAD|STORE)_FAST(?:_BORROW)?)_((?:LOAD|STORE)_FAST(?:_BORROW)?)")
 
 
@@ -36,6 +31,14 @@ class Operation(NamedTuple):
     argument: Any  # a constant, which may be another code object; a name; a number; of a jump how many operations on
 
 
+class Import(NamedTuple):
+    """An import of a module, or of names from it."""
+
+    module: str
+    names: tuple[str, ...] | None  # None: the module itself
+    level: int  # the dots before the name
+
+
 def signature_of(code: CodeType) -> tuple[Any, ...]:
     """What callers see of a function, and what kind of function it is."""
     parameters = code.co_argcount + code.co_kwonlyargcount
@@ -45,10 +48,7 @@ def signature_of(code: CodeType) -> tuple[Any, ...]:
 
 def operations(code: CodeType) -> list[Operation]:
     """The instructions of a function, without those that only a debugger needs."""
-    found = [each for each in dis.get_instructions(code) if each.opname not in _NO_INSTRUCTION]
-    made: list[tuple[int, Operation]] = []  # with its offset
-    for one, following in zip(found, [*found[1:], None], strict=True):
-        made += [(one.offset, operation) for operation in _operations_of(one, following)]
+    made = _with_offsets(code)
     offsets = [offset for offset, _ in made]
     return [
         Operation(name, bisect_left(offsets, argument.offset) - at)
@@ -56,6 +56,28 @@ def operations(code: CodeType) -> list[Operation]:
         else Operation(name, argument)
         for at, (_, (name, argument)) in enumerate(made)
     ]
+
+
+def guards(code: CodeType) -> list[tuple[int, int, int]]:
+    """Where errors are caught, by number of operation: from which one, before which other, and where it goes on then."""
+    offsets = [offset for offset, _ in _with_offsets(code)]
+    found: list[tuple[int, int, int]] = []
+    entries: Any = dis.Bytecode(code)
+    for entry in entries.exception_entries:
+        start, end, target = (bisect_left(offsets, offset) for offset in (entry.start, entry.end, entry.target))
+        if found and found[-1][1:] == (start, target):  # cut in two by what does nothing
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end, target))
+    return found
+
+
+def _with_offsets(code: CodeType) -> list[tuple[int, Operation]]:
+    found = [each for each in dis.get_instructions(code) if each.opname not in _NO_INSTRUCTION]
+    made: list[tuple[int, Operation]] = []
+    for one, following in zip(found, [*found[1:], None], strict=True):
+        made += [(one.offset, operation) for operation in _operations_of(one, following)]
+    return made
 
 
 def _operations_of(one: dis.Instruction, following: dis.Instruction | None) -> list[Operation]:
@@ -77,50 +99,32 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(constant)
 
 
-def globals_used(code: CodeType) -> list[Name]:
-    """The globals that code names, with the attributes that it takes of them in case they are modules, sorted."""
-    found: set[Name] = set()
+def uses_of(code: CodeType) -> tuple[list[Name], set[Name], set[Import]]:
+    """The globals that code takes, sorted, each with the attributes that are taken of it; those that it sets; imports."""
+    taken: set[Name] = set()
+    is_set: set[Name] = set()
+    imports: set[Import] = set()
     for inner in nested(code):
-        name: Name = ()
-        for operation in operations(inner):
-            name = _loaded(operation, name)
-            found.add(name)
-    return sorted(found - {()})
-
-
-def globals_changed(code: CodeType) -> set[Name]:
-    """The globals that code sets, or whose items it changes, where that is plain to see: they are state, not constants."""
-    found: set[Name] = set()
-    for inner in nested(code):
+        name: Name = ()  # of what lies on top of the stack
+        is_copied = False
         steps = operations(inner)
-        before: Name = ()
-        last: Name = ()  # what the two operations before this one have loaded
-        for step, following in zip(steps, [*steps[1:], Operation("", None)], strict=True):
-            match step.name:
-                case "STORE_GLOBAL" | "DELETE_GLOBAL":
-                    found.add((step.argument,))
-                case "STORE_SUBSCR" | "DELETE_SUBSCR":
-                    found.add(before)
-                case "COPY" if following.name == "COPY":  # a[b] += c
-                    found.add(before)
-                case "STORE_ATTR" | "DELETE_ATTR" if last:
-                    found.add((*last, step.argument))
-                case "COPY" if last and following.name == "LOAD_ATTR":  # a.b += c
-                    found.add((*last, following.argument))
-                case "LOAD_ATTR" | "LOAD_METHOD" if step.argument in _CHANGING:
-                    found.add(last)
-            before, last = last, _loaded(step, last)
-    return found - {()}
+        for at, step in enumerate([*steps, Operation("", None)]):
+            if name and step.name in _OF_AN_OBJECT:
+                name = (*name, step.argument)
+                if is_copied or step.name in ("STORE_ATTR", "DELETE_ATTR"):  # a.b += c copies a before it takes b
+                    is_set.add(name)
+            elif step != ("COPY", 1):
+                taken.add(name)
+                name = (step.argument,) if step.name in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+            if step.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                is_set.add((step.argument,))
+            elif step.name == "IMPORT_NAME":
+                imports.add(Import(step.argument, steps[at - 1].argument, steps[at - 2].argument))
+            is_copied = step == ("COPY", 1)
+    return sorted(taken - {()}), is_set, imports
 
 
 def cells_set(code: CodeType) -> set[str]:
     """The variables of functions around it that code sets: state as well."""
     steps = [step for inner in nested(code) for step in dis.get_instructions(inner)]
     return {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-
-
-def _loaded(step: Operation, last: Name) -> Name:
-    """The global, or attribute of one, that an operation puts on the stack; empty if it is something else."""
-    if step.name in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return (step.argument,)
-    return (*last, step.argument) if last and step.name in ("LOAD_ATTR", "LOAD_METHOD") else ()

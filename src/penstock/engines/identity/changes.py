@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from penstock.engines.identity.values import CLASS, FUNCTION
+from penstock.engines.identity.values import CLASS, FUNCTION, MODULE, OF_ONE_PYTHON
 from penstock.io.files import without_secrets
 
 ROWS_IN_MEMORY = "what it creates"  # of Create: an input, though they stand in the program
-SCHEME = 2  # how digests are made: those of different schemes cannot be compared
+SCHEME = 3  # how digests are made: those of different schemes cannot be compared
 
 Kind: TypeAlias = Literal["pipeline", "inputs", "code", "handlers", "models"]
 Digests: TypeAlias = Mapping[str, Mapping[str, str]]  # by step, and there by attribute
@@ -113,14 +113,14 @@ def _digest_changes(before: Mapping[str, str], after: Mapping[str, str], same_py
         elif new is None:
             yield f"{what} is gone" if ": " in key else f"{what} is not set any more"
         else:
-            yield f"{what} {'was changed' if new.startswith((FUNCTION, CLASS)) else 'is another'}"
+            yield f"{what} {'was changed' if new.startswith((FUNCTION, CLASS, MODULE)) else 'is another'}"
 
 
 def _depends_on_python(key: str, old: str | None, new: str | None) -> bool:
     """What a function leads to is read from its bytecode."""
     if old is None or new is None:
-        return ": " in key or (old or new or "").startswith(FUNCTION)
-    return old.startswith(FUNCTION) and new.startswith(FUNCTION)
+        return ": " in key or (old or new or "").startswith(OF_ONE_PYTHON)
+    return old.startswith(OF_ONE_PYTHON) and new.startswith(OF_ONE_PYTHON)
 
 
 def _in_words(key: str, kind: str) -> str:
@@ -129,5 +129,5 @@ def _in_words(key: str, kind: str) -> str:
         user = "its function"
         if not used:
             return user
-    named = f"the {kind} {used or user}" if kind in (FUNCTION, CLASS) else used or user
+    named = f"the {kind} {used or user}" if kind in (FUNCTION, CLASS, MODULE) else used or user
     return f"{named}, which {user} uses," if used else named

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import inspect
 import re
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
-from penstock.engines.identity.bytecode import Name, globals_changed, globals_used
+from penstock.engines.identity.bytecode import Name
 from penstock.engines.identity.forms import form_of
+from penstock.engines.identity.modules import Origin, origin_of
 
 Ignored: TypeAlias = Callable[[type, str], bool]  # whether an attribute of a class, or of its instances, does not matter
-Origin: TypeAlias = Literal["user", "library", "known"]
+Place: TypeAlias = tuple[int, str]  # the id of a module's dict, a class or an object, and a name in it
 
 PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type(NotImplemented)}
+SCALARS = str, bytes, int, float, complex
 _BASES_WITHOUT_STATE = {"abc", "builtins", "typing"}  # modules
-_KNOWN = BuiltinFunctionType, FunctionType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
+_NAMESPACES = {"argparse.Namespace", "argparse._AttributeHolder", "types.SimpleNamespace"}
+_KNOWN = BuiltinFunctionType, FunctionType, MappingProxyType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 
 
@@ -35,22 +36,10 @@ class Global(NamedTuple):
     value: Any
 
 
-def origin_of(module: object) -> Origin:
-    """Whose a module is, by its name: the user's, an installed package's, or Python's and our own.
-
-    What is Python's or ours is known by its name alone, so that a patch release changes nothing.
-    """
-    name = module if isinstance(module, str) else ""
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "penstock":
-        return "known"
-    file = "" if name == "__main__" else str(getattr(sys.modules.get(name), "__file__", ""))
-    return "library" if "site-packages" in file or "dist-packages" in file else "user"
-
-
 def name_of(thing: Any) -> str:
-    """A function's or class's full name."""
-    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    """A function's or class's full name. A wrapper may have taken its __module__ from the function that it wraps."""
+    module = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else getattr(thing, "__module__", None)
+    return f"{module}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
 def origin_of_function(function: FunctionType) -> Origin:
@@ -71,9 +60,9 @@ def wrapped_by(thing: Any) -> FunctionType | None:
     return wrapped if isinstance(wrapped, FunctionType) else None
 
 
-def used_by(function: FunctionType) -> Iterator[Global]:
-    """The globals that a function names, where they are constants or definitions that it depends on."""
-    for names in globals_used(function.__code__):
+def used_by(function: FunctionType, taken: Iterable[Name]) -> Iterator[Global]:
+    """The globals that a function takes, where they are constants or definitions that it depends on."""
+    for names in taken:
         found = _resolved(function.__globals__, names)
         if found is None:
             continue
@@ -91,14 +80,14 @@ def used_by(function: FunctionType) -> Iterator[Global]:
 
 
 def _resolved(space: dict[str, Any], names: Name) -> Global | None:
-    """What a dotted name stands for, if it is a global, or a global of another module of the user's."""
+    """What a dotted name stands for, if it is a global, also of another module of the user's, or such a module."""
     if names[0].startswith("__"):
         return None
     for at, name in enumerate(names, 1):
         if name not in space:
             return None
         value = space[name]
-        if not isinstance(value, ModuleType):
+        if not isinstance(value, ModuleType) or at == len(names):
             return Global(space, name, ".".join(names[:at]), value)
         if origin_of(value.__name__) != "user":
             return None
@@ -106,23 +95,25 @@ def _resolved(space: dict[str, Any], names: Name) -> Global | None:
     return None
 
 
-def changed_by(function: FunctionType) -> Iterator[Global]:
-    """The globals that a function changes: state, and no constants. What an object keeps is another matter."""
-    for names in globals_changed(function.__code__):
-        found = _resolved(function.__globals__, names)
-        if found is not None and found.shown == ".".join(names):
-            yield found
+def set_by(function: FunctionType, names: Iterable[Name]) -> Iterator[Place]:
+    """Where the globals and attributes of these names are: state, and no constants."""
+    for *owners, name in names:
+        owner: Any = function.__globals__
+        for each in owners:
+            owner = owner.get(each) if isinstance(owner, dict) else inspect.getattr_static(owner, each, None)
+            owner = vars(owner) if isinstance(owner, ModuleType) else owner
+        yield id(owner), name
 
 
 def is_compared(value: Any) -> bool:
     """Whether a global is more than something that lives, such as a lock, a client, or a model of a library's."""
-    if type(value) in PLAIN or isinstance(value, _KNOWN):
+    if type(value) in PLAIN or isinstance(value, (*_KNOWN, *SCALARS)):
         return True
     if isinstance(value, ModuleType):
-        return False
+        return origin_of(value.__name__) == "user"
     if isinstance(value, MethodType):
         return isinstance(value.__func__, FunctionType) and origin_of_function(value.__func__) == "user"
-    return is_users_class(type(value)) or is_dataclass(value) or form_of(value) is not None
+    return is_users_class(type(value)) or is_dataclass(value) or is_namespace(type(value)) or form_of(value) is not None
 
 
 def members_of(cls: type, ignored: Ignored) -> Iterator[tuple[str, Any]]:
@@ -156,13 +147,16 @@ def functions_in(member: Any) -> list[FunctionType]:
 
 def state_of(value: Any, ignored: Ignored) -> Any:
     """What makes an instance what it is: what it says itself for pickling, else its attributes; None if it has none."""
-    if getattr(type(value), "__getstate__", None) is not object.__getstate__:
+    cls = type(value)
+    if origin_of(cls.__module__) == "known" and not (is_namespace(cls) or cls.__module__.startswith("penstock")):
+        return None
+    if getattr(cls, "__getstate__", None) is not object.__getstate__:
         try:
             state = value.__getstate__()
         except Exception:  # not to be pickled: known by its type
             return None
-        return _that_counts(type(value), state, ignored) if isinstance(state, dict) else state
-    return _that_counts(type(value), _attributes(value), ignored)
+        return _that_counts(cls, state, ignored) if isinstance(state, dict) else state
+    return _that_counts(cls, _attributes(value), ignored)
 
 
 def constants_of(value: Any, ignored: Ignored) -> dict[str, Any]:
@@ -182,19 +176,15 @@ def constants_of(value: Any, ignored: Ignored) -> dict[str, Any]:
 
 
 def _keeps_what_it_is_given(cls: type) -> bool:
-    return is_users_class(cls) or is_data(cls) or cls.__module__ in _BASES_WITHOUT_STATE
+    return is_users_class(cls) or is_namespace(cls) or cls.__module__ in _BASES_WITHOUT_STATE
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    if is_dataclass(value):
-        names = [field.name for field in fields(value) if field.compare]
-    else:
-        names = ["__dict__", *_slots(type(value))]
-    found: dict[str, Any] = {}
-    for name in names:
-        with contextlib.suppress(AttributeError):  # it has none, or the slot is empty
-            found[name] = object.__getattribute__(value, name)
-    return {**found.pop("__dict__", {}), **found}
+    state = object.__getstate__(value)  # None, a dict, or such a one and another of slots
+    parts = state if isinstance(state, tuple) else (state,)
+    found = {name: each for part in parts if part for name, each in part.items()}
+    names = [field.name for field in fields(value) if field.compare] if is_dataclass(value) else [*found]
+    return {name: found[name] for name in names if name in found}
 
 
 def _that_counts(cls: type, state: dict[Any, Any], ignored: Ignored) -> dict[Any, Any]:
@@ -205,15 +195,6 @@ def _that_counts(cls: type, state: dict[Any, Any], ignored: Ignored) -> dict[Any
         if not isinstance(inspect.getattr_static(cls, str(name), None), functools.cached_property)
         if not ignored(cls, str(name))
     }
-
-
-def _slots(cls: type) -> list[str]:
-    found: list[str] = []
-    for base in cls.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def is_named(value: Any) -> bool:
@@ -234,6 +215,6 @@ def content_of(cell: CellType) -> Any:
         return NotImplemented
 
 
-def is_data(cls: type) -> bool:
-    """Whether instances of a class of Python's, or of ours, are data, and not things that live."""
-    return cls.__module__.startswith("penstock") or name_of(cls) in ("argparse.Namespace", "types.SimpleNamespace")
+def is_namespace(cls: type) -> bool:
+    """Whether instances of a class of Python's are nothing but their attributes."""
+    return name_of(cls) in _NAMESPACES

@@ -13,12 +13,21 @@ import pathlib
 import re
 import sys
 import zoneinfo
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Form: TypeAlias = tuple[Any, ...]
 
 _GETTERS = operator.itemgetter, operator.attrgetter, operator.methodcaller
+_DATA: dict[str, Callable[[Any], Any]] = {  # not imported for it
+    **dict.fromkeys((f"ipaddress.IPv{version}{kind}" for version in "46" for kind in ("Address", "Network")), str),
+    **dict.fromkeys(("collections.UserDict", "collections.UserList", "collections.UserString"), lambda each: each.data),
+    "collections.ChainMap": lambda each: each.maps,
+    "configparser.RawConfigParser": lambda each: {name: dict(each.items(name, raw=True)) for name in each},
+    "configparser.SectionProxy": lambda each: dict(each.parser.items(each.name, raw=True)),
+    "string.Template": lambda each: each.template,
+    "uuid.UUID": str,
+}
 _AS_TEXT = decimal.Decimal, fractions.Fraction, datetime.timezone, zoneinfo.ZoneInfo
 
 
@@ -49,11 +58,12 @@ def _standard_form(value: Any) -> Form | None:
             return "pattern", value.pattern, value.flags
         case logging.Logger() | logging.LoggerAdapter():
             return "logger", value.name
-        case ModuleType():
-            return "module", value.__name__
     if isinstance(value, _AS_TEXT):
         return type(value).__name__, str(value)
-    if isinstance(value, functools.partial):
+    for cls in type(value).__mro__:
+        if (parts := _DATA.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
+            return cls.__name__, parts(value)
+    if isinstance(value, (functools.partial, functools.partialmethod)):
         return "partial", value.func, value.args, value.keywords
     return ("getter", type(value).__name__, value.__reduce__()[1]) if isinstance(value, _GETTERS) else None
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
+from os import PathLike
 from typing import Any
 
 from penstock.engines.identity.definitions import is_users_class, name_of, state_of
 from penstock.engines.identity.values import digests
 from penstock.inference.handler import ModelHandler
 from penstock.inference.transform import RunInference
+from penstock.io.files import checked_path
 
 # Settings by name, without a leading "_": of batches, of the place where the model lives, of trouble, and credentials.
 _FREE = {
@@ -50,7 +52,7 @@ def handler_digests(step: RunInference[Any, Any]) -> dict[str, str]:
     layers = path.keys, len(path.before), len(path.after_model), path.prebatched
     if layers != (None, 0, 0, False):
         found |= digests("keys and layers", layers)
-    found |= dict(_settings("inference_args", step.inference_args))
+    found |= dict(_settings("inference_args", step.inference_args, set()))
     return found
 
 
@@ -60,26 +62,30 @@ def _handler(handler: ModelHandler[Any, Any, Any], prefix: str) -> Iterator[tupl
     if is_users_class(cls):
         yield from digests(f"{prefix}{cls.__name__}", cls, is_left_out).items()
     state = state_of(handler, is_left_out)
+    files = set(map(str, handler.model_files()))
     for name, value in (state if isinstance(state, dict) else {"state": state}).items():
-        yield from _attribute(f"{prefix}{str(name).lstrip('_')}", value)
+        yield from _attribute(f"{prefix}{str(name).lstrip('_')}", value, files)
 
 
-def _attribute(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _attribute(name: str, value: Any, files: Set[str]) -> Iterator[tuple[str, str]]:
     if isinstance(value, ModelHandler):
         yield from _handler(value, f"{name}.")
     elif isinstance(value, Mapping) and _OPTIONS.search(name):
-        yield from _settings(name, value)
+        yield from _settings(name, value, files)
     elif is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("penstock."):
         for field in fields(value):  # settings that were put together: people know them by their own names
-            yield from _attribute(field.name, getattr(value, field.name))
+            yield from _attribute(field.name, getattr(value, field.name), files)
     elif not _is_nothing(value):
-        yield from digests(name, value, is_left_out).items()
+        is_file = (
+            isinstance(value, (str, PathLike)) and str(value) in files
+        )  # the same from whatever folder a run is started
+        yield from digests(name, checked_path(value, name) if is_file else value, is_left_out).items()
 
 
-def _settings(name: str, settings: Mapping[Any, Any] | None) -> Iterator[tuple[str, str]]:
+def _settings(name: str, settings: Mapping[Any, Any] | None, files: Set[str]) -> Iterator[tuple[str, str]]:
     for key, value in (settings or {}).items():
-        if not _is_free(str(key)) and not _is_nothing(value):
-            yield from digests(f"{name}.{key}", value, is_left_out).items()
+        if not _is_free(str(key)):
+            yield from _attribute(f"{name}.{key}", value, files)
 
 
 def _is_nothing(value: Any) -> bool:

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.engines.identity.bytecode import operations
 from penstock.engines.identity.changes import ROWS_IN_MEMORY, Identity
-from penstock.engines.identity.definitions import state_of
+from penstock.engines.identity.definitions import functions_in, is_users_class, state_of
 from penstock.engines.identity.handlers import handler_digests, is_left_out
+from penstock.engines.identity.modules import DIGEST_BYTES
 from penstock.engines.identity.values import VALUE, digests, fingerprint
-from penstock.engines.identity.writer import DIGEST_BYTES
 from penstock.engines.plan import Outlet, Plan, Stage, Step
 from penstock.inference.transform import RunInference
 from penstock.io.files import without_secrets
@@ -137,10 +138,13 @@ def _with_class(thing: Any) -> dict[str, Any]:
 
 
 def _public(thing: Any, but: set[str]) -> dict[str, Any]:
-    """The settings of a source or sink. What is private may be what it found out about its files."""
+    """The settings of a source or sink. What classes of ours keep privately may be what they found out about files."""
     if isinstance(thing, MemorySource):
         return {ROWS_IN_MEMORY: thing.rows}
-    return {name: value for name, value in _with_class(thing).items() if not name.startswith("_") and name not in but}
+    members = [member for base in type(thing).__mro__ if not is_users_class(base) for member in vars(base).values()]
+    steps = [step for member in members for function in functions_in(member) for step in operations(function.__code__)]
+    found_out = {step.argument for step in steps if step.name == "STORE_ATTR" and step.argument.startswith("_")}
+    return {name: value for name, value in _with_class(thing).items() if name not in but | found_out}
 
 
 def _rows_digest(rows: Any) -> str:

@@ -7,35 +7,34 @@ code that calls itself, or many functions that share one, cost nothing.
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Set
+from types import FunctionType, ModuleType
+from typing import Any, TypeAlias
 
-from penstock.engines.identity.bytecode import cells_set, operations, signature_of
+from penstock.engines.identity.bytecode import Import, uses_of
 from penstock.engines.identity.definitions import (
-    Global,
     Ignored,
-    changed_by,
+    Place,
     constants_of,
-    content_of,
     functions_in,
-    is_data,
     members_of,
-    origin_of,
+    set_by,
     state_of,
     used_by,
     wrapped_by,
 )
-from penstock.engines.identity.firsts import first_found
-from penstock.engines.identity.writer import DIGEST_BYTES, Writer, is_definition
+from penstock.engines.identity.modules import DIGEST_BYTES, contents_of, file_of, imported
+from penstock.engines.identity.writer import Writer, is_definition
 
-VALUE, FUNCTION, CLASS = "value", "function", "class"  # what a digest is of; those of functions hold for one Python alone
-MOST_OBJECTS = 20_000  # in one global, for their attributes to count
+VALUE, FUNCTION, CLASS, MODULE = "value", "function", "class", "module"  # what a digest is of
+OF_ONE_PYTHON = FUNCTION, MODULE  # digests that another version of Python makes in another way
+Find: TypeAlias = Callable[[Any, Ignored], Any]  # what counts of an object
+
+MOST_OBJECTS = 20_000  # in one value, for their attributes to count: ways through a net of objects are endless
 
 
 def fingerprint(value: Any) -> str:
@@ -49,21 +48,29 @@ def digests(name: str, value: Any, ignored: Ignored = lambda cls, attribute: Fal
 
     Nothing of `ignored` attributes, of classes and of their instances, is looked at.
     """
-    return _Digests(name, ignored).of(value)
+    is_set: set[Place] = set()
+    while True:  # until all that is set is known: most code sets nothing
+        found = _Digests(name, ignored, is_set)
+        made = found.of(value)
+        if found.found_set <= is_set:
+            return made
+        is_set = is_set | found.found_set
 
 
 class _Digests:
-    """All digests that one value leads to."""
+    """All digests that one value leads to, without what is `set` by code that it leads to."""
 
-    def __init__(self, root: str, ignored: Ignored) -> None:
+    def __init__(self, root: str, ignored: Ignored, is_set: Set[Place]) -> None:
         self.root = root
-        self.ignored = ignored
         self.made: dict[str, str] = {}
+        self.found_set: set[Place] = set()
+        self._ignored = ignored
+        self._is_set = is_set
         self._keys: dict[int, str] = {}  # of definitions, by id
         self._kept: list[Any] = []  # so that no id is used twice
         self._waiting: deque[Callable[[], None]] = deque()
-        self._constants: dict[tuple[int, str], str] = {}  # keys of globals, by their module's dict and name
-        self._changed: set[tuple[int, str]] = set()
+        self._constants: set[Place] = set()
+        self._modules: set[str] = set()
         self._taken: set[str] = {root}
 
     def of(self, value: Any) -> dict[str, str]:
@@ -73,8 +80,7 @@ class _Digests:
             self._write(self.root, VALUE, lambda writer: writer.write(value))
         while self._waiting:
             self._waiting.popleft()()
-        state = {key for place, key in self._constants.items() if place in self._changed}
-        return {key: digest for key, digest in self.made.items() if key not in state}
+        return self.made
 
     def refer(self, definition: Any) -> str:
         """The key of a function or class, whose own digest is made later."""
@@ -82,35 +88,35 @@ class _Digests:
             self._define(definition, self._free_key(definition.__name__.strip("<>")))
         return self._keys[id(definition)]
 
-    def state(self, value: Any) -> Any:
-        cls = type(value)
-        return None if origin_of(cls.__module__) == "known" and not is_data(cls) else state_of(value, self.ignored)
+    def module(self, name: str) -> None:
+        """What is in a module of the user's, and in those that it imports, loaded or not."""
+        if name not in self._modules:
+            self._modules.add(name)
+            if file := file_of(name):
+                key, (digest, imports) = self._free_key(name), contents_of(file)
+                self.made[key] = f"{MODULE}:{digest}"
+                self._import(imports, name if file.endswith("__init__.py") else name.rpartition(".")[0])
+
+    def _import(self, imports: Iterable[Import], package: str) -> None:
+        for name in sorted({name for each in imports for name in imported(each, package)}):
+            self._waiting.append(functools.partial(self.module, name))
 
     def use(self, function: FunctionType) -> None:
         """Everything else that a function depends on."""
-        self._changed |= {(id(each.space), each.name) for each in changed_by(function)}
-        for found in used_by(function):
+        taken, is_set, imports = uses_of(function.__code__)
+        self.found_set |= set(set_by(function, is_set))
+        self._import(imports, str(function.__globals__.get("__package__") or ""))
+        for found in used_by(function, taken):
             definition = wrapped_by(found.value) or found.value
+            place = id(found.space), found.name
             if is_definition(definition):
                 self.refer(definition)
-            elif (id(found.space), found.name) not in self._constants:
+            elif isinstance(definition, ModuleType):
+                self.module(definition.__name__)
+            elif place not in self._constants and place not in self._is_set:
                 self._kept.append(found.space)
-                self._constants[id(found.space), found.name] = key = self._free_key(found.shown)
-                self._waiting.append(functools.partial(self._write_global, key, found))
-
-    def part(self, function: FunctionType, number: int, value: Any) -> str:
-        """The digest of what a function was made with. Code may have changed it since."""
-        return self._take(first_found(function, (number, self.ignored), value, lambda: _found(value, self.state)))
-
-    def _write_global(self, key: str, found: Global) -> None:
-        module, name = str(found.space.get("__name__")), (found.name, self.ignored)
-        finding = first_found(module, name, found.value, lambda: _constants(found.value, self.ignored))
-        self.made[key] = f"{VALUE}:{self._take(finding)}"
-
-    def _take(self, finding: _Finding) -> str:
-        for definition in finding.definitions:
-            self.refer(definition)
-        return finding.digest
+                self._constants.add(place)
+                self._write_constant(self._free_key(found.shown), found.value)
 
     def _define(self, definition: Any, key: str) -> None:
         self._keys[id(definition)] = key
@@ -122,18 +128,33 @@ class _Digests:
 
     def _define_class(self, cls: type, key: str) -> None:
         self._write(key, CLASS, lambda writer: writer.header(cls))
-        members = list(members_of(cls, self.ignored))
-        for name, member in members:
+        for name, member in members_of(cls, self._ignored):
+            if (id(cls), name) in self._is_set:
+                continue
             if functions := functions_in(member):
-                self._write(f"{key}.{name}", FUNCTION, functools.partial(_write_member, member, functions))
-        data = {name: member for name, member in members if not functions_in(member)}
-        found = first_found(cls, self.ignored, cls, lambda: {name: _constants(data[name], self.ignored) for name in data})
-        for name, finding in found.items():
-            self.made[f"{key}.{name}"] = f"{VALUE}:{self._take(finding)}"
+                self._write(
+                    f"{key}.{name}",
+                    FUNCTION,
+                    functools.partial(Writer.member, kind=type(member).__name__, functions=functions),
+                )
+            else:
+                self._write_constant(f"{key}.{name}", member)
 
-    def _write(self, key: str, kind: str, write: Callable[[_CodeWriter], None]) -> None:
-        writer = _CodeWriter(self)
-        write(writer)
+    def _write_constant(self, key: str, value: Any) -> None:
+        self._waiting.append(lambda: self._write(key, VALUE, lambda writer: writer.write(value), constants_of))
+
+    def _write(self, key: str, kind: str, write: Callable[[Writer], None], find: Find = state_of) -> None:
+        objects = itertools.count()
+
+        def state(value: Any) -> Any:
+            found = find(value, self._ignored) if next(objects) < MOST_OBJECTS else None
+            if not isinstance(found, dict):
+                return found
+            return {name: each for name, each in found.items() if (id(value), name) not in self._is_set}
+
+        write(writer := Writer(self, state))
+        if next(objects) > MOST_OBJECTS:
+            write(writer := Writer(self, lambda value: None))
         self.made[key] = f"{FUNCTION if writer.has_code else kind}:{writer.hash.hexdigest()}"
 
     def _free_key(self, name: str) -> str:
@@ -144,86 +165,3 @@ class _Digests:
             key = f"{first}#{number}"
         self._taken.add(key)
         return key
-
-
-class _Finding(NamedTuple):
-    """The digest of a value, and the definitions that the value leads to."""
-
-    digest: str
-    definitions: list[Any]
-
-
-def _constants(value: Any, ignored: Ignored) -> _Finding:
-    """What counts of a global: of objects their classes, and their constants unless they are too many."""
-    objects = itertools.count()
-    found = _found(value, lambda each: constants_of(each, ignored) if next(objects) < MOST_OBJECTS else None)
-    return found if next(objects) <= MOST_OBJECTS else _found(value, lambda each: None)
-
-
-def _found(value: Any, state: Callable[[Any], Any]) -> _Finding:
-    apart = _Apart(state)
-    writer = Writer(apart)
-    writer.write(value)
-    return _Finding(writer.hash.hexdigest(), apart.definitions)
-
-
-class _Apart:
-    """For the digest of a value apart from all others: definitions in it have names that depend on the value alone."""
-
-    def __init__(self, state: Callable[[Any], Any]) -> None:
-        self.state = state
-        self.definitions: list[Any] = []
-
-    def refer(self, definition: Any) -> str:
-        alike = [each for each in self.definitions if each.__name__ == definition.__name__]
-        if not any(each is definition for each in alike):
-            alike.append(definition)
-            self.definitions.append(definition)
-        return f"{definition.__name__}#{[each is definition for each in alike].index(True)}"
-
-
-def _write_member(member: Any, functions: list[FunctionType], writer: _CodeWriter) -> None:
-    writer.token("member", type(member).__name__)
-    for function in functions:
-        if is_definition(function):
-            writer.body(function)
-        else:
-            writer.write(function)
-
-
-class _CodeWriter(Writer):
-    """Feeds the digest of a definition, and follows what it leads to."""
-
-    def __init__(self, all_of_them: _Digests) -> None:
-        super().__init__(all_of_them)
-        self.has_code = False
-        self._all = all_of_them
-
-    def body(self, function: FunctionType) -> None:
-        self.has_code = True
-        self._code(function.__code__)
-        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        state = cells_set(function.__code__)
-        constants = [content_of(cell) for name, cell in closure if name not in state]
-        for number, part in enumerate([function.__defaults__, function.__kwdefaults__, *constants]):
-            if isinstance(part, (deque, dict, list, set, tuple)):
-                self.token("part", self._all.part(function, number, part))
-            else:
-                self.write(part)
-        self._all.use(function)
-
-    def header(self, cls: type) -> None:
-        self.token("class", cls.__name__)
-        for base in cls.__bases__:
-            self.definition(base)
-        if issubclass(cls, enum.Enum):
-            self.items((member.name, member.value) for member in cls)
-
-    def _code(self, code: CodeType) -> None:
-        self.write(signature_of(code))
-        for operation in operations(code):
-            self.token(operation.name)
-            if isinstance(operation.argument, CodeType):
-                self._code(operation.argument)
-            else:
-                self.write(operation.argument)

@@ -1,16 +1,18 @@
-"""Digests of values, part by part: the same in every process and every run, until something changes."""
+"""Digests of values and definitions, part by part: the same in every process and every run, until something changes."""
 
 from __future__ import annotations
 
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, Protocol, TypeAlias
 
+from penstock.engines.identity.bytecode import cells_set, guards, operations, signature_of
 from penstock.engines.identity.definitions import (
     PLAIN,
+    SCALARS,
     content_of,
     is_named,
     is_users_class,
@@ -20,8 +22,10 @@ from penstock.engines.identity.definitions import (
     wrapped_by,
 )
 from penstock.engines.identity.forms import form_of
+from penstock.engines.identity.modules import DIGEST_BYTES
 
-DIGEST_BYTES = 8
+State: TypeAlias = Callable[[Any], Any]  # what counts of an instance besides its class; None if nothing does
+
 MOST_NESTED = 100  # containers in each other, far from the limit of Python's stack
 
 
@@ -31,8 +35,11 @@ class Context(Protocol):
     def refer(self, definition: Any) -> str:
         """What stands for a function or class of the user's, whose own digest is made elsewhere."""
 
-    def state(self, value: Any) -> Any:
-        """What counts of an instance besides its class; None if nothing does."""
+    def use(self, function: FunctionType) -> None:
+        """The function was written; what else it depends on has digests of its own."""
+
+    def module(self, name: str) -> None:
+        """The module of this name is used; if it is the user's, its own digest is made elsewhere."""
 
 
 def is_definition(value: Any) -> bool:
@@ -44,9 +51,11 @@ def is_definition(value: Any) -> bool:
 class Writer:
     """Feeds one digest of a value."""
 
-    def __init__(self, context: Context, inside: tuple[int, ...] = ()) -> None:
+    def __init__(self, context: Context, state: State, inside: tuple[int, ...] = ()) -> None:
         self.hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._context = context
+        self._state = state
+        self.has_code = False
         self._inside = list(inside)  # the ids of the containers around
 
     def token(self, kind: str, data: str | bytes | memoryview = b"") -> None:
@@ -97,20 +106,27 @@ class Writer:
         elif isinstance(value, BuiltinFunctionType):
             self.token("builtin", name_of(value))
             self.items([] if isinstance(value.__self__, (ModuleType, type(None))) else [value.__self__])
+        elif isinstance(value, ModuleType):
+            self.token("module", value.__name__)
+            self._context.module(value.__name__)
         elif (wrapped := wrapped_by(value)) is not None:
             self.token("wrapped", type(value).__name__)
             self.write(wrapped)
         elif (form := form_of(value)) is not None:
-            self.items(form)
+            self.items([*form, *([type(value)] if is_users_class(type(value)) else [])])
+        elif isinstance(value, SCALARS):
+            self._type(value)
+            scalar: Any = next(each for each in SCALARS if isinstance(value, each))
+            self.items(scalar.__getnewargs__(value))
         elif is_named(value):
             self.token("named", name_of(value))
         else:
             self._instance(value)
 
     def _type(self, value: Any, *plain: type) -> None:
-        """The type of a container; subclasses of the user's are known by what they do."""
+        """The type of a value that is more than its attributes; a class of the user's counts with these."""
         if is_users_class(type(value)):
-            self.definition(type(value))
+            self._instance(value)
         else:
             self.token("of", type(value).__name__ if type(value) in plain else name_of(type(value)))
 
@@ -134,7 +150,7 @@ class Writer:
             self.write(value[key])
 
     def _apart(self, value: Any) -> str:
-        writer = Writer(self._context, tuple(self._inside))
+        writer = Writer(self._context, self._state, tuple(self._inside))
         writer.write(value)
         return writer.hash.hexdigest()
 
@@ -153,7 +169,44 @@ class Writer:
 
     def _instance(self, value: Any) -> None:
         self.definition(type(value))
-        state = self._context.state(value)
+        state = self._state(value)
         self.token("state", type(state).__name__)
         if state is not None:
             self.write(state)
+
+    # Definitions.
+
+    def header(self, cls: type) -> None:
+        self.token("class", cls.__name__)
+        for base in (*cls.__bases__, *filter(is_users_class, [type(cls)])):
+            self.definition(base)
+        if issubclass(cls, enum.Enum):
+            self.items((member.name, member.value) for member in cls)
+
+    def member(self, kind: str, functions: list[FunctionType]) -> None:
+        self.token("member", kind)
+        for function in functions:
+            if is_definition(function):
+                self.body(function)
+            else:
+                self.write(function)
+
+    def body(self, function: FunctionType) -> None:
+        self.has_code = True
+        self._code(function.__code__)
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        state = cells_set(function.__code__)
+        constants = [content_of(cell) for name, cell in closure if name not in state]
+        for part in (function.__defaults__, function.__kwdefaults__, *constants):
+            self.write(part)
+        self._context.use(function)
+
+    def _code(self, code: CodeType) -> None:
+        self.write(signature_of(code))
+        self.write(guards(code))
+        for operation in operations(code):
+            self.token(operation.name)
+            if isinstance(operation.argument, CodeType):
+                self._code(operation.argument)
+            else:
+                self.write(operation.argument)
