@@ -219,7 +219,8 @@ def terminable() -> Iterator[None]:
         yield
     except _Terminated as exc:
         with contextlib.suppress(Exception):  # nobody may be listening any more
-            print("; ".join(["penstock: stopped", *getattr(exc, "__notes__", ())]), file=sys.stderr, flush=True)
+            sys.stderr.write("; ".join(["penstock: stopped", *getattr(exc, "__notes__", ())]) + "\n")
+            sys.stderr.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         raise
