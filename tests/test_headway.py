@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.blocks import row_count
-from penstock.engines.bundle import Assignment, StageRunner
+from penstock.engines.bundle import Assignment, BundleResult, StageRunner
 from penstock.engines.headway import Line
+from penstock.engines.local.coordinator import Coordinator, Tally
+from penstock.engines.local.protocol import Died, Done, Progress, Ready
+from penstock.engines.local.schedule import PoolSize, Scheduler
 from penstock.engines.plan import make_plan
 from penstock.inference.session import Sessions
 from penstock.io.source import Source
@@ -196,3 +199,37 @@ def test_a_line_only_grows_and_ends_with_all_rows(sizes, first, second):
     assert line.rows_read == sum(sizes)
     line.start()
     assert line.rows_done() == line.rows_read == 0
+
+
+class Scripted:
+    """Workers that tell what a list says, and give each task to the worker that was started last."""
+
+    def __init__(self, script):
+        self.script = script
+        self.worker = -1
+
+    def start(self, pool, worker):
+        self.worker = worker
+        self.script.insert(0, Ready())
+
+    def assign(self, worker, work): ...
+
+    def stop(self, worker): ...
+
+    def wait(self, seconds):
+        return [(self.worker, self.script.pop(0))]
+
+
+def test_rows_of_a_split_that_died_are_forgotten():
+    p = ps.Pipeline()
+    p | ps.Create([1, 2, 3]) | ps.Map(str)
+    plan, scheduler, tally, seen = make_plan(Graph(p._nodes)), Scheduler([(0, ())], {0: PoolSize(1)}), Tally(), []
+    scheduler.add(0, 0, (0,), range(3))
+    done = Done(0, BundleResult(rows_read=3), [])
+    workers = Scripted([Progress({0: 2}), Died(1), Progress({0: 1}), done])
+
+    def watch(tally, running):
+        seen.append((dict(tally.running_rows), tally.stage_rows.get(0, 0)))
+
+    Coordinator("run", plan, scheduler, workers, (), tally, watch=watch).run()
+    assert seen == [({}, 0), ({0: 2}, 0), ({}, 0), ({}, 0), ({0: 1}, 0), ({}, 3)]

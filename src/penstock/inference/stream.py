@@ -117,10 +117,7 @@ class InferenceStream:
     def handed_out(self) -> int:
         """How many rows have left with their answers, or have failed."""
         rows_in = self.rows_in
-        try:
-            return rows_in - sum(pending.rows for pending in self._pending)
-        except RuntimeError:
-            return 0
+        return rows_in - self._in_flight
 
     def close(self) -> None:
         self._lane.close()
