@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.observe.result import RunResult, StepCount
+from penstock.observe.summary import summary, warnings
 
 HELP = Path(__file__).parent / "help"
 
@@ -74,9 +76,9 @@ p | ps.Create(["a"]) | ps.WriteToText("out")
     [
         (["pipeline.py", "--run-dir", "run"], True, []),
         (
-            ["pipeline.py", "a", "--b=1", "-c", "--run-dir=run", "d", "--work", "-5"],
+            ["pipeline.py", "a", "--b=1", "-c", "--run-dir=run", "d", "--wo", "-5"],
             True,
-            ["a", "--b=1", "-c", "d", "--work", "-5"],
+            ["a", "--b=1", "-c", "d", "--wo", "-5"],
         ),
         (
             ["--workers", "0", "pipeline.py", "a", "--", "--run-dir", "run", "--", "-h"],
@@ -84,6 +86,7 @@ p | ps.Create(["a"]) | ps.WriteToText("out")
             ["a", "--run-dir", "run", "--", "-h"],
         ),
         (["pipeline.py", "--", "--workers", "x"], False, ["--workers", "x"]),
+        (["pipeline.py", "--", "--run-dri", "run"], False, ["--run-dri", "run"]),
         (["--run-dir", "run", "--", "pipeline.py", "--fresh"], True, ["--fresh"]),
     ],
 )
@@ -109,6 +112,49 @@ def test_flags_that_are_wrong(penstock, tmp_path, arguments, message):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: penstock run ")
     assert done.stderr.endswith(f"penstock run: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--run-dri", "r2"], "--run-dir"),
+        (["--run-di=r2"], "--run-dir"),
+        (["--run_dir", "r2"], "--run-dir"),
+        (["-run-dir", "r2"], "--run-dir"),
+        (["a", "--worker", "2"], "--workers"),
+        (["--work", "2"], "--workers"),
+        (["--fres"], "--fresh"),
+        (["--no-progres"], "--no-progress"),
+        (["--threads-per"], "--threads-per-worker"),
+        (["--accept-changes=code"], "--accept-change"),
+        (["--deterministc"], "--deterministic"),
+    ],
+)
+def test_a_slip_in_a_flag_is_not_left_to_the_script(penstock, tmp_path, given, meant):
+    script(tmp_path, SHOWS)
+    done = penstock("run", "pipeline.py", *given)
+    slip = next(each for each in given if each.startswith("-"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"error: {slip}: did you mean {meant}? what is meant for the script goes after --\n")
+
+
+def test_options_that_are_plainly_the_script_s_own(penstock, tmp_path):
+    own = [
+        "--input",
+        "--input-dir",
+        "--threads",
+        "--run",
+        "--run-id",
+        "--num-workers",
+        "--workdir",
+        "--refresh",
+        "--in",
+        "-w",
+        "-",
+    ]
+    own += ["--process", "--accept", "--no", "--model=runs-dir", "runs-dir", "--seed"]
+    done = penstock("run", script(tmp_path, SHOWS), *own)
+    assert (done.returncode, done.stdout) == (0, f"{own}\n"), done.stderr
 
 
 def test_help_is_penstock_s_on_both_sides_of_the_script(penstock, tmp_path):
@@ -188,6 +234,40 @@ def test_mistakes_are_told_without_the_library_s_frames(penstock, tmp_path, text
     assert "site-packages" not in done.stderr
     assert f"{os.sep}penstock{os.sep}" not in done.stderr
     assert ("Traceback" in done.stderr) == (code == 1)
+
+
+FAILS = """
+def check(x):
+    if x % LIMIT == 0:
+        raise ValueError(f"no {x % 2}\\nand more")
+    return x
+p = ps.Pipeline()
+good, bad = p | ps.Create(range(1, 11)) | "Check" >> ps.Map(check).with_exception_handling()
+good | "Again" >> ps.Map(lambda x: 1 // (x - 1)).with_exception_handling()
+good | ps.Map(str) | ps.WriteToText("out")
+"""
+
+
+def test_the_last_line_says_how_many_rows_failed_and_where(penstock, tmp_path):
+    done = penstock("run", script(tmp_path, FAILS.replace("LIMIT", "3")))
+    assert done.returncode == 0, done.stderr
+    told = rf"penstock: 10 rows in [\d.]+ s, 4 failed \(Check: 3, Again: 1\) -> {tmp_path}/out\n"
+    assert re.fullmatch(told, done.stderr)
+
+
+def test_a_step_that_failed_for_every_row_is_told_apart(penstock, tmp_path):
+    done = penstock("run", script(tmp_path, FAILS.replace("LIMIT", "1")))
+    assert done.returncode == 0, "that rows may fail was asked for"
+    warning, last = done.stderr.splitlines()
+    assert warning == "penstock: warning: step 'Check' failed for all 10 rows; the commonest error: 5 x ValueError: no 1"
+    assert "10 failed (Check: 10)" in last
+
+
+def test_failures_of_many_steps_are_put_together():
+    counts = {f"step {n}": StepCount(100, 100 - n, n) for n in range(8)}
+    told = summary(RunResult(run="", seconds=1, counts={"read": StepCount(0, 100)} | counts), None)
+    assert told == ("100 rows in 1.0 s, 28 failed (step 7: 7, step 6: 6, step 5: 5, step 4: 4, step 3: 3, other steps: 3)")
+    assert warnings(RunResult(run="", seconds=1, counts=counts)) == []
 
 
 def test_a_missing_script(penstock):

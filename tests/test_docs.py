@@ -110,6 +110,9 @@ def test_commands_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -> No
         done = run([sys.executable, "-m", "penstock.cli", *shlex.split(command)[1:]], tmp_path)
         if output:
             assert done.stdout.replace(str(tmp_path), HOME).splitlines() == output
+        if "--run-dir" in command:
+            again = run([sys.executable, "-m", "penstock.cli", *shlex.split(command)[1:]], tmp_path)
+            assert "nothing is left to do" in again.stderr, "the example can be resumed"
 
 
 def _commands(block: Block) -> list[tuple[str, list[str]]]:

@@ -120,6 +120,7 @@ def test_a_run_goes_on_where_it_was(folder, workers):
     assert lines_of(folder) == inputs_of(folder)
     assert done.isdisjoint(seen_by(folder)), "what was done is not done again"
     assert 0 < result.splits_before < result.splits
+    assert result.rows_before == len(done)
     assert result.counts["work"].rows_in == 2 * LINES, "counts are those of all processes"
     assert [name for name in os.listdir(folder / "out") if name.startswith(".")] == []
 
@@ -208,7 +209,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(folder):
     command[4:4] = ["--accept-change", "code"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "of which what was left" in done.stderr
+    assert re.search(rf"penstock: {2 * LINES:,} rows \([\d,]+ of them before\), [\d.]+ s -> ", done.stderr)
     assert lines_of(folder) == inputs_of(folder)
 
 
@@ -1119,6 +1120,8 @@ def test_one_folder_holds_one_pipeline(folder):
     done = penstock(folder, "run", "--run-dir", "run", "job.py")
     assert done.returncode == 2
     assert "the script runs several pipelines" in done.stderr
+    assert "the one before this is done, and is kept there" in done.stderr
+    assert (folder / "out0" / "part-00000.txt").read_text() == "0\n"
 
 
 def test_sigterm_leaves_word(folder):

@@ -17,6 +17,7 @@ from penstock import blocks
 from penstock.blocks import Pacer, byte_size, fitting_rows, is_table, join, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
+from penstock.observe.pace import Pace
 from penstock.observe.progress import Progress, StageProgress, render
 from penstock.rows import map_rows, original_traceback, row_error, safe_str, shorten, user_traceback
 
@@ -295,35 +296,115 @@ stages = st.builds(
 )
 
 
-@given(stages, st.floats(0, 1e7), st.integers(2, 300))
-def test_a_line_always_fits_the_terminal(stage, seconds, width):
-    line = render(stage, seconds, width)
+@given(stages, st.none() | st.floats(0, 1e9), st.floats(0, 1e7), st.integers(2, 300))
+def test_a_line_always_fits_the_terminal(stage, rate, seconds, width):
+    line = render(stage, rate, seconds, width)
     assert len(line) < width
     assert "\n" not in line
 
 
 def test_lines():
     stage = StageProgress("stage 0: read > model", 1_500, 10_000, 31.96, 2)
-    assert render(stage, 10.0, 120) == (
+    assert render(stage, 150.0, 10.0, 120) == (
         "stage 0: read > model | 1,500 of 10,000 rows | 150 rows/s | batch 32 | 2 failed | 0:57 left"
     )
-    assert render(StageProgress("s", 1_500, None, None), 10.0, 120) == "s | 1,500 rows | 150 rows/s | 0 failed"
-    assert render(StageProgress("s", 1_500, None, None, 0, 500, 0.25), 10.0, 120) == (
+    assert render(StageProgress("s", 1_500, None, None), 150.0, 10.0, 120) == "s | 1,500 rows | 150 rows/s | 0 failed"
+    assert render(StageProgress("s", 1_500, None, None, 0, 500, 0.25), 100.0, 10.0, 120) == (
         "s | 1,500 rows | 100 rows/s | 0 failed | 25% done | 0:30 left"
-    ), "rows of earlier processes took no time of this one"
-    assert render(StageProgress("s", 1_500, None, None, share=1.0), 10.0, 120).endswith("| 0 failed")
-    assert render(StageProgress("s", 9, None, None, share=5e-324), 10.0, 120).endswith("| 0 failed"), "too early to tell"
-    assert render(StageProgress("s", 0, 100, None), 0.0, 120) == "s | 0 of 100 rows | 0 rows/s | 0 failed"
-    assert render(StageProgress("s", 100, 100, None), 1.0, 120).endswith("| 0 failed")
-    assert render(StageProgress("s", 1, 10_001, None), 1.0, 120).endswith("| 2:46:40 left")
-    assert render(StageProgress("s", 10, 70, None), 10.0, 120).endswith("| 1:00 left")
+    )
+    assert render(StageProgress("s", 1_500, None, None, share=1.0), 1.0, 10.0, 120).endswith("| 0 failed")
+    assert render(StageProgress("s", 9, None, None, share=5e-324), 1.0, 10.0, 120).endswith("| 0 failed"), "too early"
+    assert render(StageProgress("s", 0, 100, None), None, 0.0, 120) == "s | 0 of 100 rows | 0 failed"
+    assert render(StageProgress("s", 100, 100, None), 1.0, 1.0, 120).endswith("| 0 failed")
+    assert render(StageProgress("s", 1, 10_001, None), 1.0, 1.0, 120).endswith("| 2:46:40 left")
+    assert render(StageProgress("s", 10, 70, None), 1.0, 10.0, 120).endswith("| 1:00 left")
+
+
+@pytest.mark.parametrize(
+    ("mean", "shown"), [(8192.0, "8192"), (8.19e5, "819000"), (99.96, "100"), (99.9, "99.9"), (32.0, "32"), (1.25, "1.2")]
+)
+def test_batch_sizes_can_be_read(mean, shown):
+    assert f" | batch {shown} | " in render(StageProgress("s", 1, None, mean), None, 0.0, 120)
+
+
+def test_what_matters_least_gives_way_first():
+    name = "stage 0: RunInference(SklearnModelHandlerNumpy)"
+    stage = StageProgress(name, 125_000, 1_000_000, 8191.7, 0)
+    assert render(stage, 3_164.0, 40.0, 100) == (
+        "stage 0: ...erNumpy) | 125,000 of 1,000,000 rows | 3,164 rows/s | batch 8192 | 0 failed | 4:37 left"
+    )
+    assert render(stage, 3_164.0, 40.0, 80) == (
+        "stage...umpy) | 125,000 of 1,000,000 rows | 3,164 rows/s | 0 failed | 4:37 left"
+    )
+    assert render(stage, 3_164.0, 40.0, 60) == "stage 0:...erNumpy) | 125,000 of 1,000,000 rows | 4:37 left"
+    failed = StageProgress(name, 125_000, 1_000_000, 8191.7, 40)
+    assert " | 40 failed | 4:37 left" in render(failed, 3_164.0, 40.0, 70)
+    assert "rows/s" not in render(failed, 3_164.0, 40.0, 70)
 
 
 def test_a_long_name_gives_way_to_the_numbers():
-    line = render(StageProgress("n" * 200, 5, 10, None), 1.0, 80)
-    assert line.startswith("nnn")
-    assert line.endswith("... | 5 of 10 rows | 5 rows/s | 0 failed | 0:01 left")
+    line = render(StageProgress("a" * 100 + "b" * 100, 5, 10, None), 5.0, 1.0, 80)
+    assert line.startswith("aaa")
+    assert line.endswith("a...bbbbbbbbbbbbb | 5 of 10 rows | 5 rows/s | 0 failed | 0:01 left")
     assert len(line) == 79
+
+
+# Pace.
+
+
+def test_a_rate_is_counted_from_the_first_row_that_was_done():
+    pace = Pace()
+    for second in range(100):  # workers start and models load
+        pace.saw(0, second)
+    assert pace.rate(99) is None
+    assert pace.seconds(99) == 0
+    pace.saw(50, 100)
+    assert pace.rate(100) is None, "too early to tell"
+    pace.saw(250, 102)
+    assert pace.rate(102) == 100
+    assert pace.seconds(102) == 2
+
+
+def test_a_rate_is_of_the_recent_past():
+    pace = Pace()
+    for second in range(200):
+        pace.saw(1 + 100 * second, second)
+    for second in range(200, 300):
+        pace.saw(1 + 20_000 + 10 * (second - 200), second)
+    assert pace.rate(299) == 10
+    assert pace.rate(359) == 5, "a stage that stands still becomes slower"
+
+
+def test_rows_of_earlier_processes_took_no_time_of_this_one():
+    pace = Pace(before=500)
+    pace.saw(500, 1)
+    assert pace.rate(1) is None
+    pace.saw(600, 2)
+    pace.saw(700, 4)
+    assert pace.rate(4) == 50
+
+
+@given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 100))))
+def test_rows_never_become_fewer_and_a_rate_is_never_negative(before, steps):
+    pace, now, seen = Pace(before), 0.0, [before]
+    for rows, seconds in steps:
+        now += seconds
+        pace.saw(rows, now)
+        seen.append(pace.rows)
+        assert (pace.rate(now) or 0) >= 0
+    assert seen == sorted(seen)
+    assert seen[-1] == max([before, *(rows for rows, _ in steps)])
+
+
+def test_a_split_that_runs_again_takes_no_rows_back(monkeypatch):
+    monkeypatch.setattr("penstock.observe.progress.REPAINT_EVERY", 0.0)
+    out = io.StringIO()
+    progress = Progress(out)
+    for rows in (10, 400, 7):
+        progress.show([StageProgress("s", rows, 1000, None)])
+    assert [line.split(" | ")[1] for line in out.getvalue().split("\n")[:-1]] == [
+        f"{n} of 1,000 rows" for n in (10, 400, 400)
+    ]
 
 
 def test_pictures_are_painted_over_and_the_last_one_stays(monkeypatch):

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is w
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import runpy
 import signal
@@ -19,6 +20,7 @@ from penstock.engines.local.journaled import KEPT
 from penstock.engines.local.status import status, verify
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.observe.result import RunResult
+from penstock.observe.summary import summary, warnings
 from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Engine, Graph, Pipeline, engine_override
@@ -26,6 +28,7 @@ from penstock.rows import original_traceback
 from penstock.transport.reports import IN_A_WORKER
 from penstock.version import __version__
 
+NEAR = 0.85  # how like a flag of Penstock's an argument is that is taken for a slip: one letter in six or seven
 SCRIPTED = {
     "run": "run the pipelines of a Python script",
     "explain": "show how the pipelines of a script would run, and why, without running them",
@@ -86,11 +89,25 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
         command.error(str(exc))
     if others and others[0].startswith("-"):
         command.error(f"unrecognized arguments: {others[0]}")
+    for other in others[1:]:
+        if (meant := _near_flag(other)) is not None:
+            command.error(f"{other}: did you mean {meant}? what is meant for the script goes after --")
     others += rest
     if not others:
         command.error("the following arguments are required: script")
     arguments.command, arguments.script, arguments.arguments = own[0], others[0], others[1:]
     return arguments
+
+
+def _near_flag(argument: str) -> str | None:
+    """The flag of Penstock's that an argument for the script almost is: a slip that the script would get, unseen."""
+    if not argument.startswith("-"):
+        return None
+    name = argument.lstrip("-").partition("=")[0]
+    own = {flag.lstrip("-"): flag for flag in _flags()._option_string_actions}
+    begun = [flag for flag in own if flag.startswith(name) and 2 * len(name) > len(flag)]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(name, own, n=1, cutoff=NEAR)
+    return own[near[0]] if near else None
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
@@ -207,7 +224,7 @@ class _Session:
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.count = 0
-        self.run_dirs: list[Any] = []
+        self.run_dirs: dict[Any, bool] = {}  # of its runs, and whether each is done
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
         assert self.engine is not None
@@ -222,21 +239,17 @@ class _Running(_Session):
         assert self.engine is not None
         self.count += 1
         if options.run_dir is not None and options.run_dir in self.run_dirs:
+            done = "the one before this is done, and is kept there; " if self.run_dirs[options.run_dir] else ""
             raise UsageError(
                 f"--run-dir {options.run_dir}: the script runs several pipelines, and a folder holds one run; "
-                "give each of them its own: ps.Pipeline(run_dir=...)"
+                f"{done}give each of them its own: ps.Pipeline(run_dir=...)"
             )
-        self.run_dirs.append(options.run_dir)
+        self.run_dirs[options.run_dir] = False
         result, rows = self.engine.run(graph, options)
-        read = sum(count.rows_out for count in result.counts.values() if not count.rows_in)
-        where = f" -> {', '.join(result.outputs)}" if result.outputs else ""
-        if result.was_finished:
-            told = f"the run in {options.run_dir} is finished, nothing is left to do (--fresh starts over): {read:,} rows"
-        elif result.splits_before:
-            told = f"{read:,} rows, of which what was left in {result.seconds:.1f} s"
-        else:
-            told = f"{read:,} rows in {result.seconds:.1f} s"
-        _say(f"penstock: {told}{where}")
+        self.run_dirs[options.run_dir] = True
+        for warning in warnings(result):
+            _say(f"penstock: warning: {warning}")
+        _say(f"penstock: {summary(result, options.run_dir)}")
         return result, rows
 
 

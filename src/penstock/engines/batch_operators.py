@@ -28,7 +28,6 @@ class MapBatchesOperator(Operator):
         self._waiting, self._rows = [], 0
 
     def push(self, block: Block) -> None:
-        self.count.rows_in += row_count(block)
         self._waiting.append(self._as_table(block) if self._arrow else rows_of(block))
         self._rows += row_count(block)
         if self._rows >= self._size:
@@ -65,6 +64,7 @@ class MapBatchesOperator(Operator):
                 f"step {self.label!r}: {type(exc).__name__}: {safe_str(exc)}\n  in a batch of {row_count(batch)} rows, "
                 f"the first: {first}"
             ) from exc
+        self.count.rows_in += row_count(batch)
         self.emit(made)
 
     def _as_table(self, block: Block) -> Block:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
+from penstock.engines.headway import Line
 from penstock.engines.inference_operator import InferenceOperator
 from penstock.engines.operator import Emit, Operator, RefusedError
-from penstock.engines.operators import make_operator
+from penstock.engines.operators import is_inference, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
 from penstock.inference.session import Sessions
@@ -68,17 +69,17 @@ class StageRunner:
     """A stage's steps, copied for one thread. Runs one bundle after another; close() ends the steps' lives."""
 
     def __init__(self, stage: Stage, sinks: dict[int, tuple[str, Sink[Any]]], sessions: Sessions) -> None:
-        self._rows_read = 0  # of the bundle that runs
-        self._models: list[InferenceOperator] = []
         self._caller = Caller()
         self._sessions = sessions
         self._sinks = sinks
         self._operators: list[list[Operator]] = []  # for each root, in an order where consumers come later
         self._entries: list[tuple[str, Any, Emit]] = []  # label, transform, and where its rows go
-        for root in stage.roots:
+        self._lines: list[Line] = []  # for each root
+        self._line = Line()  # of the bundle that runs
+        for root in stage.with_transforms(lambda step: load_copy(step.transform, step.label)).roots:
             operators: list[Operator] = []
-            transform = load_copy(root.transform, root.label)
-            self._entries.append((root.label, transform, self._wire(root, operators)[MAIN]))
+            self._lines.append(Line())
+            self._entries.append((root.label, root.transform, self._wire(root, operators, self._lines[-1])[MAIN]))
             self._operators.append(operators)
         ready: list[Operator] = []
         try:
@@ -93,8 +94,8 @@ class StageRunner:
         """Run one bundle. On an error nothing of it is kept: parts written aside are thrown away."""
         label, transform, emit = self._entries[work.root]
         operators = self._operators[work.root]
-        read = StepCount()
-        self._rows_read = 0
+        line = self._line = self._lines[work.root]
+        line.start()
         for operator in operators:
             operator.count, operator.metrics = StepCount(), Metrics()
             if isinstance(operator, SinkOperator):
@@ -105,8 +106,7 @@ class StageRunner:
             for operator in operators:
                 operator.start()
             for block in _read(label, transform, work):
-                self._rows_read += row_count(block)
-                emit(block)
+                line.push(block, emit)
             for operator in operators:
                 operator.finish()
         except BaseException as exc:
@@ -115,43 +115,48 @@ class StageRunner:
             if isinstance(exc, RefusedError):
                 raise exc.plainly() from exc.__cause__
             raise
-        read.rows_out = self._rows_read
-        return self._result(None if transform is None else label, read, operators)
+        else:
+            return self._result(None if transform is None else label, StepCount(rows_out=line.rows_read), operators)
+        finally:
+            line.start()  # the next bundle has done nothing yet
 
     @property
     def rows_done(self) -> int:
-        """About how many rows of the bundle that runs are through its models. For progress: read from other threads."""
-        return max(0, self._rows_read - sum(model.unanswered() for model in self._models))
+        """How many rows of the bundle that runs are through its steps. For progress: read from other threads."""
+        return self._line.rows_done()
 
     def close(self) -> None:
         _tear_down([operator for operators in self._operators for operator in operators])
 
-    def _wire(self, step: Step, operators: list[Operator]) -> dict[str, Emit]:
+    def _wire(self, step: Step, operators: list[Operator], line: Line | None) -> dict[str, Emit]:
         """Make the operators behind a step's outputs, each before its consumers, and connect them."""
-        return {tag: self._fan(nexts, operators) for tag, nexts in step.next.items()}
+        onward = None if line is None else _onward(step)
+        return {tag: self._fan(nexts, operators, line, onward) for tag, nexts in step.next.items()}
 
-    def _fan(self, ends: Sequence[Step | Outlet], operators: list[Operator]) -> Emit:
+    def _fan(self, ends: Sequence[Step | Outlet], operators: list[Operator], line: Line | None, onward: Step | None) -> Emit:
         """Those that pack come first: what they refuse, nobody has seen. Then what is kept, and then other steps."""
         shipped = [end for end in ends if isinstance(end, Outlet) and end.kind != "sink"]
         shipped.sort(key=lambda end: end.kind == "collect")
         ships = [ShipOperator(end) for end in shipped]
         operators.extend(ships)
-        others = [self._connected(end, operators) for end in ends if end not in shipped]
+        others = [self._connected(end, operators, line if end is onward else None) for end in ends if end not in shipped]
         return others[0] if len(others) == 1 and not ships else Fan(ships, others)
 
-    def _connected(self, end: Step | Outlet, operators: list[Operator]) -> Emit:
+    def _connected(self, end: Step | Outlet, operators: list[Operator], line: Line | None) -> Emit:
         """The way into a step or a sink."""
         operator: Operator
         if isinstance(end, Step):
-            operator = make_operator(end.label, load_copy(end.transform, end.label), self._sessions, self._caller)
+            operator = make_operator(end.label, end.transform, self._sessions, self._caller)
             operators.append(operator)
-            operator.connect(self._wire(end, operators))
+            push = operator.push if line is None else line.gauged(operator)
+            operator.connect(self._wire(end, operators, line))
             if isinstance(operator, InferenceOperator):
-                self._models.append(operator)
-        else:
-            label, sink = self._sinks[end.target]
-            operator = SinkOperator(label, sink, end)
-            operators.append(operator)
+                following = _onward(end)
+                operator.has_model_behind = following is not None and _has_model(following)
+            return push
+        label, sink = self._sinks[end.target]
+        operator = SinkOperator(label, sink, end)
+        operators.append(operator)
         return operator.push
 
     def _result(self, source: str | None, read: StepCount, operators: Sequence[Operator]) -> BundleResult:
@@ -165,6 +170,17 @@ class StageRunner:
             if isinstance(operator, SinkOperator) and operator.token is not None:
                 result.parts.append((operator.outlet.target, operator.token))
         return result
+
+
+def _onward(step: Step) -> Step | None:
+    """Where a bundle's line goes on behind a step: to the last that is given its rows, if possible with a model."""
+    main_last = sorted(step.next.items(), key=lambda item: item[0] == MAIN)
+    steps = [end for _, nexts in main_last for end in nexts if isinstance(end, Step)]
+    return next((each for each in reversed(steps) if _has_model(each)), steps[-1] if steps else None)
+
+
+def _has_model(step: Step) -> bool:
+    return any(is_inference(each.transform) for each in step.walk())
 
 
 class ShipOperator(Operator):

@@ -75,8 +75,8 @@ class GuardedOperator(Operator):
 
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):
-            self.count.rows_in += len(rows)
             made, failed = self._guard.each(rows)
+            self.count.rows_in += len(rows)
             given = self.given_for(without(rows, failed), without(made, failed))
             saw_made(self._pacer, len(rows), given)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.blocks import Block
+from penstock.blocks import Block, row_count, rows_of
 from penstock.engines.operator import Operator, RefusedError
 from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
@@ -21,6 +21,7 @@ class InferenceOperator(Operator):
         self._sessions = sessions
         self._caller = caller
         self._stream: InferenceStream | None = None
+        self.has_model_behind = False  # on the bundle's line
         self._inferences = MetricKey(label, transform.metrics_namespace, "num_inferences")
 
     def start(self) -> None:
@@ -43,8 +44,19 @@ class InferenceOperator(Operator):
         self.metrics.count(self._inferences, self._stream.rows_answered)
         self._close()
 
-    def unanswered(self) -> int:
-        return self._stream.unanswered() if self._stream is not None else 0
+    def rows_in_block(self, block: Block) -> int:
+        if not self._transform.path.prebatched:
+            return row_count(block)
+        return sum(len(batch) if hasattr(batch, "__len__") else 1 for batch in rows_of(block))
+
+    def rows_given(self) -> int:
+        stream = self._stream
+        return self.count.rows_in if stream is None else stream.handed_out()
+
+    def rows_through(self) -> int:
+        """Those that are answered; where another model waits for the answers, only those that it has."""
+        stream = self._stream
+        return self.rows_given() if stream is None or self.has_model_behind else stream.answered()
 
     def abort(self) -> None:
         self._close()

@@ -61,6 +61,20 @@ class Operator:
             self.count.kinds[failure.kind] = self.count.kinds.get(failure.kind, 0) + 1
         self._outputs[tag](failed)
 
+    # For progress (headway.py); read from other threads.
+
+    def rows_in_block(self, block: Block) -> int:
+        """How many rows a block is, as this step counts them."""
+        return row_count(block)
+
+    def rows_given(self) -> int:
+        """How many rows of the bundle it has taken of which it has given all, or is giving it now."""
+        return self.count.rows_in
+
+    def rows_through(self) -> int:
+        """How many rows of the bundle it has nothing left to do for."""
+        return self.count.rows_in
+
     def setup(self) -> None: ...
 
     def start(self) -> None: ...

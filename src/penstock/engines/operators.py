@@ -36,8 +36,8 @@ class MapOperator(Operator):
 
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):
-            self.count.rows_in += len(rows)
             made = map_rows(self._fn, rows, self.label)
+            self.count.rows_in += len(rows)
             self._pacer.saw(made)
             self.emit(made)
 
@@ -49,8 +49,9 @@ class FilterOperator(Operator):
 
     def push(self, block: Block) -> None:
         rows = rows_of(block)
+        kept = list(compress(rows, map_rows(self._keep, rows, self.label)))
         self.count.rows_in += len(rows)
-        self.emit(list(compress(rows, map_rows(self._keep, rows, self.label))))
+        self.emit(kept)
 
     def _keep(self, row: Any) -> bool:
         return bool(self._fn(row))
@@ -90,11 +91,17 @@ class FlatMapOperator(Operator):
             yield made
 
 
+def is_inference(transform: Any) -> bool:
+    """Whether the step's rows go to a model, or to a process of its own as if that were one."""
+    handling = transform.handling if isinstance(transform, Handleable) else None
+    return isinstance(transform, RunInference) or (handling is not None and handling.isolated)
+
+
 def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
     """The operator that carries out a primitive transform."""
     if isinstance(transform, RunInference):
         return InferenceOperator(label, transform, sessions, caller)
-    if isinstance(transform, Handleable) and transform.handling is not None and transform.handling.isolated:
+    if is_inference(transform):
         return IsolatedOperator(label, transform, sessions, caller)
     guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)
     for kind, operator in (_GUARDED if guarded else _OPERATORS).items():

@@ -126,8 +126,8 @@ class GuardedParDo(ParDoOperator):
 
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):
-            self.count.rows_in += len(rows)
             made, failed = self._guard.each(rows)
+            self.count.rows_in += len(rows)
             given = [item for each in made if each for item in each]
             saw_made(self._pacer, len(rows), given)
             self._give(made, failed)

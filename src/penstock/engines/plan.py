@@ -7,7 +7,7 @@ by that path puts the rows of the first input before those of the second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -45,6 +45,13 @@ class Step:
     transform: PTransform[Any, Any] | bytes | None  # None: the way in of a stage that another one feeds; bytes: pickled
     next: dict[str, list[Step | Outlet]] = field(default_factory=dict)
 
+    def walk(self) -> Iterator[Step]:
+        """This step and all behind it."""
+        yield self
+        for end in (end for ends in self.next.values() for end in ends):
+            if isinstance(end, Step):
+                yield from end.walk()
+
 
 @dataclass(eq=False)
 class Stage:
@@ -56,7 +63,7 @@ class Stage:
     roots: list[Step] = field(default_factory=list)
     feeds: set[int] = field(default_factory=set)  # stages that this one's rows go to
 
-    def with_transforms(self, change: Callable[[Step], bytes]) -> Stage:
+    def with_transforms(self, change: Callable[[Step], Any]) -> Stage:
         """A copy of the stage in which every transform is what `change` makes of its step."""
 
         def changed(step: Step) -> Step:
@@ -67,14 +74,7 @@ class Stage:
         return Stage(self.index, self.hints, self.why, [changed(root) for root in self.roots], self.feeds)
 
     def steps(self) -> list[Step]:
-        found: list[Step] = []
-        waiting: list[Step | Outlet] = list(reversed(self.roots))
-        while waiting:
-            step = waiting.pop()
-            if isinstance(step, Step):
-                found.append(step)
-                waiting.extend(reversed([each for tag in step.next.values() for each in tag]))
-        return found
+        return [step for root in self.roots for step in root.walk()]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class InferenceStream:
             self._lane = FormingLane(self._lane, transform)
             self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
         self._pending: deque[Pending] = deque()
+        self._sending: Pending | None = None  # is being submitted, which may run the model
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._pacer = Pacer()
@@ -102,12 +103,21 @@ class InferenceStream:
         now; None if there are none, or such errors are not handled."""
         return None
 
-    def unanswered(self) -> int:
-        """How many rows were submitted and are not answered. For progress: may be read from another thread."""
+    # For progress: read from other threads. What changes meanwhile makes the numbers too small, never too large.
+
+    def answered(self) -> int:
+        """How many rows the model has answered, or has failed for."""
+        rows_in, sending = self.rows_in, self._sending
         try:
-            return sum(pending.ticket.missing for pending in self._pending)
+            answered = rows_in - sum(pending.ticket.missing for pending in self._pending)
         except RuntimeError:  # it changed just now
             return 0
+        return answered + (0 if sending is None else sending.rows - sending.ticket.missing)
+
+    def handed_out(self) -> int:
+        """How many rows have left with their answers, or have failed."""
+        rows_in = self.rows_in
+        return rows_in - self._in_flight
 
     def close(self) -> None:
         self._lane.close()
@@ -153,8 +163,10 @@ class InferenceStream:
 
     def _send(self, pending: Pending, weights: list[int] | None, lengths: list[int] | None, alone: bool) -> None:
         if pending.rows:
+            self._sending = pending
             self._lane.submit(pending.ticket, self._args, weights=weights, lengths=lengths, alone=alone)
         self._pending.append(pending)
+        self._sending = None
         self._in_flight += pending.rows
         self._in_flight_bytes += pending.bytes
         self.rows_in += pending.rows
@@ -168,8 +180,9 @@ class InferenceStream:
 
     def _next(self) -> tuple[Pending, Block]:
         """The oldest rows in flight, when their answers are there."""
-        pending = self._pending.popleft()
+        pending = self._pending[0]
         answers = self._lane.wait(pending.ticket)
+        self._pending.popleft()
         self.rows_answered += pending.rows - len(pending.ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes

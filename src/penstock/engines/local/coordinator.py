@@ -217,7 +217,8 @@ class Coordinator:
                 raise WorkerDiedError(f"worker processes cannot be started: {how}; what they printed is above")
             return
         fatal = self._scheduler.worker_died(worker, time.monotonic())
-        self._running = {number: task for number, task in self._running.items() if self._scheduler.is_running(number)}
+        for task in [task for task in self._running.values() if not self._scheduler.is_running(task.id)]:
+            self._forget(task)
         if fatal is not None:
             raise self._death_of(fatal, how)
 

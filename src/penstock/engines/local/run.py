@@ -30,6 +30,7 @@ from penstock.models.rendezvous import end_hosts
 from penstock.observe.metrics import Metrics
 from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
+from penstock.observe.summary import rows_read
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
 
@@ -60,7 +61,7 @@ class Run:
         with terminable(), seldom_collected():
             try:
                 tally = outputs.begin()
-                before = tally.splits
+                before, rows_before = tally.splits, rows_read(tally.counts)
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
                 outputs.check()
@@ -69,9 +70,12 @@ class Run:
                 raise
             with _uninterrupted():
                 outputs.publish(tally)
-        return self.result(tally, before, time.perf_counter() - started), tally
+        return self.result(tally, before, time.perf_counter() - started, rows_before=rows_before), tally
 
-    def result(self, tally: Tally, before: int = 0, seconds: float = 0.0, *, was_finished: bool = False) -> RunResult:
+    def result(
+        self, tally: Tally, before: int = 0, seconds: float = 0.0, *, rows_before: int = 0, was_finished: bool = False
+    ) -> RunResult:
+        """`before`: splits that earlier processes have done; `rows_before`: the rows of the sources in them."""
         return RunResult(
             run=self.id,
             seconds=seconds,
@@ -80,6 +84,7 @@ class Run:
             outputs=[sink.describe() for sink in self.sinks.values()],
             splits=tally.splits,
             splits_before=before,
+            rows_before=rows_read(tally.counts) if was_finished else rows_before,
             retries=self.scheduler.retries,
             worker_deaths=self.scheduler.deaths,
             was_finished=was_finished,
