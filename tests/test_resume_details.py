@@ -94,7 +94,7 @@ def test_only_its_owner_can_read_the_journal(tmp_path):
     before = os.umask(0)
     try:
         journal = Journal.create(str(tmp_path), {"run": "1"}, [], [])
-        journal.set_facts({"more": 1})
+        journal.set_facts({"explained": 1})
         modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in os.listdir(tmp_path)}
         journal.close()
     finally:
@@ -132,7 +132,7 @@ def test_the_log_of_a_killed_run_is_not_taken_for_that_of_the_next(tmp_path):
     """SQLite takes up a log that lies beside a journal, whatever journal that is."""
     (tmp_path / "killed").mkdir()
     first = Journal.create(str(tmp_path), {"run": "1"}, [(SplitId(0, n), f"old {n}") for n in range(300)], [])
-    first.set_facts({"more": "x" * 10_000})
+    first.set_facts({"explained": "x" * 10_000})
     for path in tmp_path.glob("journal.db*"):  # what a process that is killed now leaves
         shutil.copy(path, tmp_path / "killed")
     first.close()
