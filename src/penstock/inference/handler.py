@@ -104,6 +104,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         adds it to the table as the columns `inference` and `model_id`."""
         raise NotImplementedError(f"{type(self).__name__}.takes_columns() is true, so it must define run_inference_columns")
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Raise UsageError when no row of a table with these columns can be what the model takes, such as for a column of
+        the settings that is not there. Called for each table that reaches the model as it is, before its rows are made:
+        what a whole table lacks ends the run at once, and is no row's failure."""
+
     def model_id(self) -> str | None:
         """What tells this model from others: a path, a name with a version."""
         return None
