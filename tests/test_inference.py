@@ -12,6 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
+from penstock.inference import slow
+from penstock.inference.model import ModelCopy
 
 ROWS = 3000
 
@@ -206,6 +208,50 @@ def test_too_few_predictions(pipeline):
 
     with pytest.raises(PredictionCountError, match="step 'f': run_inference.. returned 3 predictions for 4 examples"):
         (pipeline() | ps.Create([[1, 2, 3, 4]]) | "f" >> ps.RunInference(Forgets().with_no_batching())).collect()
+
+
+def test_a_handler_that_returns_none(pipeline):
+    class Forgets(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            [row + model["add"] for row in batch]
+
+    with pytest.raises(
+        PredictionCountError, match=r"run_inference\(\) returned None; it must return one prediction per row"
+    ):
+        (pipeline() | ps.Create([1]) | ps.RunInference(Forgets())).collect()
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_call_that_does_not_end_is_told_of_once(timed, monkeypatch, caplog):
+    monkeypatch.setattr(slow, "SLOW", 0.01)
+    told = threading.Event()
+    monkeypatch.setattr(slow.logger, "filter", lambda record: told.set() or True)
+
+    class Slow(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            told.wait(0.2 if timed else 60)
+            return super().run_inference(batch, model, inference_args)
+
+    copy = ModelCopy("Score", Slow(), timed=timed)
+    copy.load()
+    for _ in range(2):
+        copy.outcomes([1], None, "Score")
+    copy.close()
+    messages = [record.getMessage() for record in caplog.records]
+    if timed:  # its process is killed when it is too late
+        assert not messages
+    else:
+        assert len(messages) == 1
+        assert messages[0].startswith("step 'Score': a call of the model has run for")
+        assert "timeout=" in messages[0]
+
+
+def test_no_thread_is_left_behind_a_run():
+    (ps.Pipeline(workers=0) | ps.Create([1]) | ps.RunInference(Adds())).collect()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-slow-calls":
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_a_load_that_fails(pipeline):

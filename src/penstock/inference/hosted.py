@@ -53,8 +53,11 @@ def _gpus_in(variable: str | None) -> tuple[str, ...] | None:
 class ServedModel:
     """What a host runs: one model copy, asked for whole batches."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...]) -> None:
+    def __init__(
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], timed: bool = False
+    ) -> None:
         self.step = step
+        self._timed = timed
         self._handler = handler
         self._size_buckets = size_buckets
         self._copy: ModelCopy | None = None
@@ -62,7 +65,7 @@ class ServedModel:
 
     def load(self) -> tuple[float, int]:
         self._handler._env_vars = {}  # they are set already, and a device may have been chosen since
-        self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
+        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, timed=self._timed)
         loaded = self._copy.load()
         assert loaded is not None
         if self._handler.prepares_ahead():
@@ -347,7 +350,7 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
     limits = transform.limits
     return HostSpec(
         name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets), protocol=5),
+        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is not None), protocol=5),
         limits=replace(limits, weigh=len)
         if limits.weigh is not None
         else limits,  # callers weigh; none of theirs runs there

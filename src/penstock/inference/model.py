@@ -15,6 +15,7 @@ from penstock.errors import EngineError, ModelLoadError, PenstockError, Predicti
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
+from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
 from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
@@ -40,8 +41,12 @@ class _Care(NamedTuple):
 class ModelCopy:
     """A handler and the model that it loaded, in this process."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = (), *, timed: bool = False
+    ) -> None:
+        """timed: somebody else kills this process when a call takes too long."""
         self.step = step
+        self._slow = None if timed else SlowCalls(step)
         self.handler = handler
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
@@ -99,6 +104,11 @@ class ModelCopy:
         with self._loading:
             self._loaded = None
         gc.collect()
+
+    def close(self) -> None:
+        """No more calls are watched."""
+        if self._slow is not None:
+            self._slow.close()
 
     def take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
@@ -198,18 +208,31 @@ class ModelCopy:
         expected = row_count(batch)
         batch = self._filled(batch)
         given = row_count(batch)
-        if not isinstance(batch, list):
-            answers = as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
-        else:
-            answers = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
-            if type(answers) is not list:
-                answers = list(answers)
+        if self._slow is not None:
+            self._slow.begin()
+        try:
+            answers = self._answers(batch, args)
+        finally:
+            if self._slow is not None:
+                self._slow.end()
         if len(answers) != given:
             raise PredictionCountError(
                 f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {given} examples; "
                 "it must return one per example, in the same order"
             )
         return answers if given == expected else answers[:expected]
+
+    def _answers(self, batch: Block, args: Any) -> Any:
+        assert self._loaded is not None
+        if not isinstance(batch, list):
+            return as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
+        answers: object = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
+        if answers is None:
+            raise PredictionCountError(
+                f"step {self.step!r}: run_inference() returned None; it must return one prediction per row, in the same "
+                "order: is there a return at its end?"
+            )
+        return answers if type(answers) is list else list(answers)  # type: ignore[call-overload]
 
     def _filled(self, batch: Block) -> Block:
         """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""

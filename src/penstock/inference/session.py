@@ -151,6 +151,7 @@ class InferenceSession:
             self._changed.notify_all()
         for thread in self._threads if wait else ():
             thread.join()
+        self._model.close()
         if self._moved is not None:
             self._moved.close(wait=wait)
 
