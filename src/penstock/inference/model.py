@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.batching.isolation import Blame, blamed, isolate
@@ -20,6 +20,7 @@ from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
 from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
 
+MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
 
@@ -29,6 +30,7 @@ class Outcomes(NamedTuple):
     answers: Any  # a list, None where a row failed; or for a table an Arrow array
     failures: Mapping[int, Failure]  # by position in the batch
     calls: int = 1  # of run_inference()
+    again: Sequence[int] = ()  # rows that are to run once more, in a fresh process: they have neither
 
 
 class _Care(NamedTuple):
@@ -36,6 +38,7 @@ class _Care(NamedTuple):
 
     handling: Handling | None
     tries: Tries
+    holds_back: bool = False  # no row is blamed for running out of memory: a fresh process may have enough
 
 
 class ModelCopy:
@@ -70,15 +73,25 @@ class ModelCopy:
             return self._loaded
 
     def outcomes(
-        self, batch: Block, args: Any, step: str, handling: Handling | None = None, retry: Retry | None = None
+        self,
+        batch: Block,
+        args: Any,
+        step: str,
+        handling: Handling | None = None,
+        retry: Retry | None = None,
+        *,
+        holds_back: bool = False,
     ) -> Outcomes:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
         several may share this model. A table is for steps that handle none.
 
         What `retry` names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
-        outlasted them is not waited for once more in every part."""
-        care = _Care(handling, Tries(retry))
+        outlasted them is not waited for once more in every part.
+
+        holds_back: a row that does not fit alone is not blamed but left `again`, for a caller that can start this process
+        anew; where several are, memory is full, and what has no answer yet is left with them."""
+        care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
         answers, raised = self._tried(batch, args, care)
         if raised is None:
             return Outcomes(answers, {}, care.tries.made)
@@ -154,7 +167,13 @@ class ModelCopy:
             return raised
 
         failures: dict[int, Failure] = {}
+        too_large: list[int] = []
         for start, stop, error in self._blamed(row_count(batch), raised, call):
+            if care.holds_back and stop - start == 1 and self._is_out_of_memory(error):
+                too_large.append(start)
+                if len(too_large) == MEMORY_IS_FULL:
+                    break
+                continue
             part = slice_rows(batch, start, stop)
             if handling is not None and stop - start > 1 and self.handler.retry_safe:
                 calls += 1
@@ -166,7 +185,14 @@ class ModelCopy:
                 raise self._error(part, error, step, care.tries.made) from error
             failure = self._failure(error, step, stop - start, care.tries.made)
             failures |= dict.fromkeys(range(start, stop), failure)
-        return Outcomes(_put_together(batch, pieces, failures), failures, calls + care.tries.made - 1)
+        calls += care.tries.made - 1
+        if not too_large:
+            return Outcomes(_put_together(batch, pieces, failures), failures, calls)
+        if not isinstance(batch, list):  # a part of a column is none
+            return Outcomes(None, {}, calls, range(row_count(batch)))
+        known = {at for start, answers in pieces for at in range(start, start + len(answers))} | failures.keys()
+        left = [at for at in range(len(batch)) if at not in known]
+        return Outcomes(_put_together(batch, pieces, failures), failures, calls, left)
 
     def _blamed(
         self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]

@@ -276,7 +276,7 @@ class InferenceSession:
             request = spans[0].entry.item
             lane = request.lane
             given = batch if lane.handling is None else rows_of(batch)
-            answers, failures, calls = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
+            answers, failures, calls, _ = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:
