@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
 from penstock.inference import slow
+from penstock.inference.hosted import wishes_of
 from penstock.inference.model import ModelCopy
 
 ROWS = 3000
@@ -351,6 +352,39 @@ def test_columns_become_rows_for_handlers_that_want_rows(pipeline, tmp_path):
     assert (rows | ps.RunInference(handler)).collect() == [1001, 1002, 1003]
 
 
+class TakesTwo(Adds):
+    def run_inference(self, batch, model):
+        return batch
+
+
+@pytest.mark.parametrize("name", ["gpu", "GPU", "tpu", "cuda:1", "type:nvidia-tesla-t4;count:1"])
+def test_accelerators_that_are_known(name):
+    assert ps.Map(str).with_resource_hints(accelerator=name).hints.accelerator == name
+
+
+def test_settings_that_go_together():
+    step = ps.RunInference(Adds(large_model=True, model_copies=2, env_vars={"A": "1"}))
+    assert wishes_of(step).shared
+    assert wishes_of(step).copies == 2
+
+
+def test_a_handler_whose_limits_are_its_own_is_asked_when_it_is_used():
+    class Own(Adds):
+        def batch_elements_kwargs(self):
+            return {**super().batch_elements_kwargs(), "element_size_fn": len}
+
+    assert ps.RunInference(Own(max_batch_weight=9)).limits.max_weight == 9
+
+
+def test_the_rows_of_a_step_that_is_not_there():
+    pipeline = ps.Pipeline(workers=0)
+    pipeline | "A" >> ps.Create([1]) | "B" >> ps.Map(str)
+    result = pipeline.run()
+    assert result.rows_out("B") == 1
+    with pytest.raises(UsageError, match="there is no step 'X'; the steps are 'A', 'B'"):
+        result.rows_out("X")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -361,6 +395,22 @@ def test_columns_become_rows_for_handlers_that_want_rows(pipeline, tmp_path):
         (lambda: ps.RunInference(Adds(min_batch_size=9, max_batch_size=3)), "min_batch_size=9 is over"),
         (lambda: ps.RunInference(Adds(max_batch_weight=9)), "needs element_size_fn"),
         (lambda: Adds().with_preprocess_fn(3), "expected a function"),
+        (lambda: Adds(max_batch_size="8"), "max_batch_size='8': expected a whole number"),
+        (lambda: Adds(max_batch_duration_secs="1"), "max_batch_duration_secs='1': expected seconds"),
+        (lambda: Adds(batch_length_fn=3), "batch_length_fn=3: expected a function of one row"),
+        (lambda: Adds(batch_size_buckets=8), "batch_size_buckets=8: expected a list of whole numbers"),
+        (lambda: Adds(length_buckets="8"), "length_buckets='8': expected a list of whole numbers"),
+        (lambda: Adds(large_model="no"), "large_model='no': expected True or False"),
+        (lambda: Adds(model_copies=0), "model_copies=0: expected a whole number of at least 1"),
+        (lambda: Adds(model_copies=True), "model_copies=True: expected a whole number of at least 1"),
+        (lambda: Adds(env_vars={"A": 1}), 'env_vars={\'A\': 1}: expected text for both: {"A": "1"}'),
+        (lambda: Adds(env_vars=["A=1"]), r"env_vars=\['A=1'\]: expected a dict of text"),
+        (
+            lambda: ps.RunInference(TakesTwo()),
+            r"TakesTwo.run_inference\(batch, model\) cannot be called with .*inference_args",
+        ),
+        (lambda: ps.RunInference(Adds()).with_resource_hints(accelerator="tpuu"), "accelerator='tpuu': expected \"gpu\""),
+        (lambda: ps.Pipeline(progress="yes"), "progress='yes': expected True, False, or None"),
     ],
 )
 def test_wrong_settings_are_refused_when_made(make, message):

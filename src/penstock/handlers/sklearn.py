@@ -73,7 +73,8 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         columns: the features, in order, where rows have names (dicts, tables, frames); None takes all of them.
         """
         if max_batch_size is None:
-            max_batch_size = max(DEFAULT_MAX_BATCH_SIZE, min_batch_size or 0)
+            least = min_batch_size if isinstance(min_batch_size, int) else 0
+            max_batch_size = max(DEFAULT_MAX_BATCH_SIZE, least)
         super().__init__(
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
