@@ -222,24 +222,27 @@ def test_a_handler_that_returns_none(pipeline):
         (pipeline() | ps.Create([1]) | ps.RunInference(Forgets())).collect()
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_a_call_that_does_not_end_is_told_of_once(timed, monkeypatch, caplog):
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_call_that_does_not_end_is_told_of_once(watched, monkeypatch, caplog):
     monkeypatch.setattr(slow, "SLOW", 0.01)
     told = threading.Event()
     monkeypatch.setattr(slow.logger, "filter", lambda record: told.set() or True)
 
     class Slow(Adds):
         def run_inference(self, batch, model, inference_args=None):
-            told.wait(0.2 if timed else 60)
+            told.wait(60 if watched else 0.2)
             return super().run_inference(batch, model, inference_args)
 
-    copy = ModelCopy("Score", Slow(), timed=timed)
+    copy = ModelCopy("Score", Slow(), watched=watched)
     copy.load()
     for _ in range(2):
         copy.outcomes([1], None, "Score")
     copy.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "penstock-slow-calls"]:
+        thread.join(60)  # it ends when it has told, or when nothing is left to watch
+        assert not thread.is_alive()
     messages = [record.getMessage() for record in caplog.records]
-    if timed:  # its process is killed when it is too late
+    if not watched:  # its process is killed when it is too late; or it is the user's own
         assert not messages
     else:
         assert len(messages) == 1
@@ -247,12 +250,13 @@ def test_a_call_that_does_not_end_is_told_of_once(timed, monkeypatch, caplog):
         assert "timeout=" in messages[0]
 
 
-def test_no_thread_is_left_behind_a_run():
-    (ps.Pipeline(workers=0) | ps.Create([1]) | ps.RunInference(Adds())).collect()
-    for thread in threading.enumerate():
-        if thread.name == "penstock-slow-calls":
-            thread.join(30)
-            assert not thread.is_alive()
+@pytest.mark.parametrize("workers", [0, 1])
+def test_models_in_workers_are_watched(workers):
+    class Watched(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            return [any(thread.name == "penstock-slow-calls" for thread in threading.enumerate())] * len(batch)
+
+    assert (ps.Pipeline(workers=workers) | ps.Create([1]) | ps.RunInference(Watched())).collect() == [workers > 0]
 
 
 def test_a_load_that_fails(pipeline):

@@ -58,10 +58,10 @@ class ServedModel:
     """What a host runs: one model copy, asked for whole batches."""
 
     def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], timed: bool = False
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], watched: bool = False
     ) -> None:
         self.step = step
-        self._timed = timed
+        self._watched = watched
         self._handler = handler
         self._size_buckets = size_buckets
         self._copy: ModelCopy | None = None
@@ -69,7 +69,7 @@ class ServedModel:
 
     def load(self) -> tuple[float, int]:
         self._handler._env_vars = {}  # they are set already, and a device may have been chosen since
-        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, timed=self._timed)
+        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, watched=self._watched)
         loaded = self._copy.load()
         assert loaded is not None
         if self._handler.prepares_ahead():
@@ -364,7 +364,7 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
     limits = transform.limits
     return HostSpec(
         name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is not None), protocol=5),
+        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is None), protocol=5),
         limits=replace(limits, weigh=len)
         if limits.weigh is not None
         else limits,  # callers weigh; none of theirs runs there

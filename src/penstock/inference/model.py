@@ -45,11 +45,11 @@ class ModelCopy:
     """A handler and the model that it loaded, in this process."""
 
     def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = (), *, timed: bool = False
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = (), *, watched: bool = False
     ) -> None:
-        """timed: somebody else kills this process when a call takes too long."""
+        """watched: a thread tells of a call that does not end."""
         self.step = step
-        self._slow = None if timed else SlowCalls(step)
+        self._slow = SlowCalls(step) if watched else None
         self.handler = handler
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call

@@ -113,7 +113,10 @@ class InferenceSession:
         self.handler = transform.path.model_handler
         self._owner = owner
         self._changed = owner.changed
-        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets)
+        in_worker = (
+            bool(owner.around.folder) and not owner.around.in_process
+        )  # elsewhere a single caller has no other thread
+        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets, watched=in_worker)
         self._batcher: Batcher[Request] = Batcher(transform.limits)
         self._aiming = Aiming(transform.limits, self.handler.measures_length())
         self._limits = transform.limits

@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 class SlowCalls:
-    """Warns once of a call that has run for SLOW seconds, while it runs. For models that nobody kills: without a timeout, a
-    call that hangs says nothing.
+    """Warns once of a call that has run for SLOW seconds, while it runs. For models in workers and hosts that nobody kills:
+    without a timeout, a call that hangs there says nothing.
 
     Its thread starts with the first call and wakes about once in SLOW seconds; to begin and to end a call costs nothing."""
 
@@ -21,13 +21,16 @@ class SlowCalls:
         self._step = step
         self._since: dict[int, float] = {}  # when the call that a thread is in began
         self._over = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         self._since[threading.get_ident()] = time.monotonic()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="penstock-slow-calls", daemon=True)
-            self._thread.start()
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._watch, name="penstock-slow-calls", daemon=True)
+                    self._thread.start()
 
     def end(self) -> None:
         del self._since[threading.get_ident()]
