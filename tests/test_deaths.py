@@ -93,6 +93,9 @@ def test_the_table_of_deaths(handler, how, told, descendants):
         (ps.Pipeline(workers=2) | ps.Create(range(200)) | "model" >> ps.RunInference(handler(how))).collect()
     assert "died 4 times" in str(caught.value)
     assert "model" in str(caught.value)
+    assert ".with_exception_handling(use_subprocess=True)" in str(caught.value)
+    assert "timeout=" in str(caught.value)
+    assert "large_model=True" in str(caught.value)
     assert not descendants()
 
 

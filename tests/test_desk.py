@@ -1111,6 +1111,99 @@ def test_deaths_that_came_from_outside_cost_no_row(deaths, hangs):
     assert hunted.broken == []
 
 
+class Leaking:
+    """Rows that each take memory which is not given back, until all of them are answered or to blame."""
+
+    def __init__(self, rows, weights, memory, *, copies=1, batch=None, partly=True):
+        self.host = Host(max_size=batch or rows, copies=copies)
+        self.weight = [1] * rows
+        for row, weight in weights.items():
+            self.weight[row] = weight
+        self.memory, self.partly = memory, partly
+        self.used = [0] * copies
+        self.answered, self.blamed = [], []
+        self.restarts = -copies
+        self.host.submit("a", rows)
+        self.host.waits()
+        self.do(self.host.desk.decide(0.0))
+        while any(self.host.at.values()):
+            for copy in range(copies):
+                if self.host.at.get(copy):
+                    self.call(copy)
+            self.do(self.host.desk.decide(0.0))
+            assert self.restarts < 200
+        assert not self.host.desk.is_left(1)
+
+    def do(self, commands):
+        self.host.short(commands)
+        for command in commands:
+            if isinstance(command, StartCopy):
+                self.restarts += 1
+                self.used[command.copy] = 0
+                self.host.desk.loaded(command.copy)
+                self.do(self.host.desk.decide(0.0))
+            elif isinstance(command, KillCopy):
+                assert self.host.desk.died(command.copy, "killed", 0.0) == []
+                self.host.at[command.copy] = []
+                self.do(self.host.desk.decide(0.0))
+            elif isinstance(command, BreakBatch):
+                self.blamed += indices(command.batch)
+
+    def call(self, copy):
+        batch = self.host.at[copy].pop(0)
+        rows, fitting = indices(batch), []
+        for row in rows:
+            if self.used[copy] + self.weight[row] <= self.memory:
+                self.used[copy] += self.weight[row]
+                fitting.append(row)
+        if not self.partly and len(fitting) < len(rows) and not batch.final:
+            fitting = []
+        left = [at for at, row in enumerate(rows) if row not in fitting]
+        if left and not batch.final:
+            _, commands = self.host.desk.exhausted(copy, batch.number, left, 0.0)
+            self.answered += fitting
+            self.do(commands)
+        else:
+            assert self.host.desk.ended(copy, batch.number, 0.0, len(left)) is batch
+            self.answered += fitting
+            self.blamed += [rows[at] for at in left]
+
+
+@pytest.mark.parametrize("partly", [True, False])
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(("rows", "memory", "batch"), [(40, 10, 8), (40, 3, 8), (16, 1, 16), (5, 100, 5)])
+def test_a_model_that_leaks_costs_no_row(rows, memory, batch, copies, partly):
+    leaking = Leaking(rows, {}, memory, copies=copies, batch=batch, partly=partly)
+    assert sorted(leaking.answered) == list(range(rows))
+    assert leaking.blamed == []
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("large", [[3], [0, 1], [2, 5, 7]])
+def test_rows_that_do_not_fit_alone_are_to_blame(large, copies):
+    leaking = Leaking(8, dict.fromkeys(large, 100), 20, copies=copies)
+    assert sorted(leaking.blamed) == large
+    assert sorted(leaking.answered) == [row for row in range(8) if row not in large]
+    assert leaking.restarts <= len(large) + 1
+
+
+def test_a_row_that_did_not_fit_runs_in_a_fresh_process_though_another_is_free():
+    host = Host(copies=2, max_size=2)
+    host.submit("a", 2)
+    assert host.decide() == [(0, "aa")]
+    host.end()
+    host.submit("b", 2)
+    host.submit("c", 2)
+    assert host.decide() == [(0, "bb"), (1, "cc")]
+    batch = host.at[0].pop()
+    assert host.short(host.desk.exhausted(0, batch.number, [0], 0.0)[1]) == [("kill", 0)]
+    host.end(1)
+    assert host.decide() == []
+    host.die(0)
+    assert host.again(0) == [(0, "b")]
+    assert host.at[0][0].final
+
+
 def test_a_hunt_ends_with_its_lane():
     host = Host(lanes=2)
     host.submit("a", 4)

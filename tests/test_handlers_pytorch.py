@@ -13,9 +13,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+import penstock as ps
 from penstock.errors import InputError, PredictionCountError, RowError, UsageError
 from penstock.handlers.pytorch import (
     PytorchModelHandlerKeyedTensor,
@@ -447,3 +450,16 @@ def test_check_handler_finds_a_model_that_does_not_load() -> None:
         check_handler(handler_of("/nowhere/model.pt"), EXAMPLES)
     with pytest.raises(AssertionError, match="give at least 3"):
         check_handler(handler_of("/nowhere/model.pt"), EXAMPLES[:1])
+
+
+def test_a_table_has_no_tensors_and_that_is_no_row_s_failure(weights: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "rows.parquet")
+    handler = PytorchModelHandlerTensor(state_dict_path=weights, model_class=LinearRegression)
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    good, _ = rows | ps.RunInference(handler).with_exception_handling()
+    with pytest.raises(UsageError, match=r"dicts of plain values, \['x'\], but the model takes tensors"):
+        good.collect()
+    made = handler.with_preprocess_fn(lambda row: torch.tensor([row["x"]]))
+    good, _ = rows | ps.RunInference(made).with_exception_handling()
+    assert len(good.collect()) == 2

@@ -14,6 +14,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import skops.io
 from sklearn.compose import ColumnTransformer
@@ -22,6 +23,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
+import penstock as ps
 from penstock.errors import InputError, PredictionCountError, RowError, UsageError
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.testing.handlers import check_handler
@@ -308,10 +310,65 @@ def test_rows_that_the_pandas_handler_refuses(rows: list[Any], message: str, uri
 @pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
 def test_columns_that_are_not_there(handler_class: Any, uri: str) -> None:
     handler = handler_class(uri, columns=["a", "nope"])
-    with pytest.raises(RowError, match=r"columns \['nope'\] are not there: saw \['a', 'b', 'c'\]"):
+    with pytest.raises(UsageError, match=r"columns \['nope'\] are not there: the table has \['a', 'b', 'c'\]"):
         handler.run_inference_columns(TABLE, handler.load_model())
     with pytest.raises(RowError, match="nope"):
         answers_of(handler, ROWS)
+
+
+def run_over_table(tmp_path: Path, handler: Any, table: pa.Table, workers: int, **handling: Any) -> Any:
+    pq.write_table(table, tmp_path / "rows.parquet")
+    pipeline = ps.Pipeline(workers=workers)
+    rows = pipeline | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    good, failures = rows | "Score" >> ps.RunInference(handler).with_exception_handling(**handling)
+    good | ps.WriteToJsonl(tmp_path / "good")
+    failures | ps.WriteToJsonl(tmp_path / "bad")
+    return pipeline.run()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("handling", [{}, {"use_subprocess": True}])
+def test_a_column_that_a_table_lacks_is_no_row_s_failure(
+    workers: int, handling: dict[str, Any], uri: str, tmp_path: Path
+) -> None:
+    handler = SklearnModelHandlerNumpy(uri, columns=["a", "nope"])
+    with pytest.raises(UsageError, match=r"'Score': columns \['nope'\] are not there: the table has \['a', 'b', 'c'\]"):
+        run_over_table(tmp_path, handler, TABLE, workers, **handling)
+
+
+def test_a_column_of_text_is_no_row_s_failure(uri: str, tmp_path: Path) -> None:
+    named = TABLE.append_column("name", pa.array(["x"] * TABLE.num_rows))
+    with pytest.raises(UsageError, match="column 'name' holds string, but the model takes numbers"):
+        run_over_table(tmp_path, SklearnModelHandlerNumpy(uri), named, 0)
+    result = run_over_table(tmp_path, SklearnModelHandlerNumpy(uri, columns=FEATURES), named, 0)
+    assert (result.counts["Score"].rows_out, result.counts["Score"].rows_failed) == (40, 0)
+
+
+def test_numbers_that_are_encoded_are_numbers_in_rows(uri: str, tmp_path: Path) -> None:
+    encoded = TABLE.set_column(0, "a", pa.array([1, 2] * 20).dictionary_encode())
+    assert run_over_table(tmp_path, SklearnModelHandlerNumpy(uri), encoded, 0).counts["Score"].rows_failed == 0
+
+
+def test_a_key_that_one_row_lacks_is_its_failure(uri: str) -> None:
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create([ROWS[0], {"a": 1.0}, ROWS[1]])
+    _, failures = rows | ps.RunInference(SklearnModelHandlerNumpy(uri, columns=FEATURES)).with_exception_handling()
+    assert [row for row, _ in failures.failed_inferences.collect()] == [{"a": 1.0}]
+
+
+@pytest.mark.parametrize("handling", [{}, {"use_subprocess": True}])
+def test_a_usage_error_of_a_handler_ends_the_run(handling: dict[str, Any]) -> None:
+    class Refuses(ps.ModelHandler[int, int, None]):
+        def load_model(self) -> None:
+            return None
+
+        def run_inference(self, batch: Any, model: None, inference_args: Any = None) -> list[int]:
+            raise UsageError("the settings are wrong")
+
+    pipeline = ps.Pipeline(workers=0)
+    good, _ = pipeline | ps.Create(range(9)) | ps.RunInference(Refuses()).with_exception_handling(**handling)
+    with pytest.raises(UsageError, match="the settings are wrong"):
+        good.collect()
 
 
 def test_frames_without_a_column(uri: str) -> None:

@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelTimeoutError
+from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelTimeoutError, StepError
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller, Ticket
 from penstock.models import rendezvous
@@ -764,3 +766,111 @@ def test_a_full_shared_memory_is_not_the_end(monkeypatch, tmp_path, session):
     monkeypatch.setattr("penstock.transport.segments.os.posix_fallocate", full)
     (row,) = ask(session(Triples(tmp_path, large_model=True)), ["x" * 1_000_000])
     assert row == "x" * 3_000_000
+
+
+# Memory that is not given back.
+
+
+class Leaks(ps.ModelHandler):
+    """Keeps all rows that it has seen, up to what its process has room for; some rows fit nowhere."""
+
+    def __init__(self, room, too_large=(), **settings):
+        super().__init__(**settings)
+        self.room, self.too_large = room, too_large
+
+    def load_model(self):
+        return []
+
+    def run_inference(self, batch, model, inference_args=None):
+        for row in batch:
+            if row in self.too_large or len(model) >= self.room:
+                raise MemoryError(f"no room for {row}")
+            model.append(row)
+        return [-row for row in batch]
+
+    def takes_columns(self):
+        return True
+
+    def run_inference_columns(self, table, model, inference_args=None):
+        return self.run_inference(table["x"].to_pylist(), model)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_model_that_leaks_costs_no_row_but_those_that_do_not_fit_alone(mine, workers):
+    pipeline = ps.Pipeline(workers=workers)
+    step = ps.RunInference(Leaks(70, {13, 77, 78}, max_batch_size=30))
+    good, failures = pipeline | ps.Create(range(200)) | "model" >> step.with_exception_handling(use_subprocess=True)
+    assert good.collect() == [-row for row in range(200) if row not in {13, 77, 78}]
+    failed = failures.failed_inferences.collect()
+    assert [row for row, _ in failed] == [13, 77, 78]
+    assert {(f.kind, f.error_type, f.group) for _, f in failed} == {("out of memory", "MemoryError", 1)}
+    assert [f.message for _, f in failed] == ["no room for 13", "no room for 77", "no room for 78"]
+    assert "in run_inference" in failed[0][1].traceback
+
+
+def test_a_model_that_leaks_where_errors_are_not_handled(mine):
+    step = ps.RunInference(Leaks(70, max_batch_size=30, large_model=True))
+    assert (ps.Pipeline(workers=2) | ps.Create(range(200)) | step).collect() == [-row for row in range(200)]
+    step = ps.RunInference(Leaks(70, {77}, max_batch_size=30, large_model=True))
+    with pytest.raises(StepError, match="MemoryError: no room for 77\n  row: 77"):
+        (ps.Pipeline(workers=2) | ps.Create(range(200)) | step).collect()
+
+
+def test_a_model_of_columns_that_leaks(mine, tmp_path):
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "rows.parquet")
+    step = ps.RunInference(Leaks(30, max_batch_size=20, large_model=True))
+    made = (ps.Pipeline(workers=0) | ps.ReadFromParquet(str(tmp_path / "rows.parquet")) | step).collect()
+    assert [result.inference for result in made] == [-row for row in range(100)]
+
+
+def test_a_handler_that_must_not_be_called_again_is_not(mine):
+    class Once(Leaks):
+        retry_safe = False
+
+    pipeline = ps.Pipeline(workers=0)
+    step = ps.RunInference(Once(100, {3}, max_batch_size=1)).with_exception_handling(use_subprocess=True)
+    _, failures = pipeline | ps.Create(range(6)) | "model" >> step
+    assert [(row, f.kind) for row, f in failures.failed_inferences.collect()] == [(3, "out of memory")]
+
+
+# What people are told.
+
+
+def test_what_happens_to_a_host_is_logged_a_line_for_each_event(tmp_path, caplog):
+    pipeline = ps.Pipeline(workers=0)
+    step = ps.RunInference(Breaks(tmp_path, "segfault", max_batch_size=8)).with_exception_handling(use_subprocess=True)
+    good, _ = pipeline | ps.Create(range(72, 80)) | "model" >> step
+    assert len(good.collect()) == 7
+    told = [record for record in caplog.records if record.name.startswith("penstock.")]
+    lines = [record.getMessage() for record in told]
+    assert {record.levelname for record in told} == {"WARNING"}
+    assert all(line.startswith("step 'model': the model's process died: signal SIGSEGV") for line in lines)
+    assert "it is started again, restart 1; 8 rows that it held run again, alone" in lines[0]
+    assert "restart 2; looking for the row that is to blame, among 4" in lines[1]
+
+
+def test_a_model_that_is_killed_is_logged(caplog):
+    pipeline = ps.Pipeline(workers=0)
+    good, _ = pipeline | ps.Create([0, 1]) | "model" >> ps.RunInference(Sleeps()).with_exception_handling(timeout=0.3)
+    assert good.collect() == [0]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("penstock.")]
+    assert lines
+    assert all("the model's process was killed: a batch took longer than 0.3 s; it is started" in line for line in lines)
+
+
+class Sleeps(ps.ModelHandler):
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        if 1 in batch:
+            time.sleep(600)
+        return batch
+
+
+def test_a_crash_that_comes_again_and_again_is_dumped_twice(tmp_path, capfd):
+    pipeline = ps.Pipeline(workers=0)
+    step = ps.RunInference(Breaks(tmp_path, "segfault", max_batch_size=64)).with_exception_handling(use_subprocess=True)
+    good, _ = pipeline | ps.Create(range(64, 128)) | "model" >> step
+    assert len(good.collect()) == 63
+    assert capfd.readouterr().err.count("Fatal Python error") == 2

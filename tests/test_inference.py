@@ -12,6 +12,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
+from penstock.inference import slow
+from penstock.inference.hosted import wishes_of
+from penstock.inference.model import ModelCopy
 
 ROWS = 3000
 
@@ -208,6 +211,54 @@ def test_too_few_predictions(pipeline):
         (pipeline() | ps.Create([[1, 2, 3, 4]]) | "f" >> ps.RunInference(Forgets().with_no_batching())).collect()
 
 
+def test_a_handler_that_returns_none(pipeline):
+    class Forgets(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            [row + model["add"] for row in batch]
+
+    with pytest.raises(
+        PredictionCountError, match=r"run_inference\(\) returned None; it must return one prediction per row"
+    ):
+        (pipeline() | ps.Create([1]) | ps.RunInference(Forgets())).collect()
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_call_that_does_not_end_is_told_of_once(watched, monkeypatch, caplog):
+    monkeypatch.setattr(slow, "SLOW", 0.01)
+    told = threading.Event()
+    monkeypatch.setattr(slow.logger, "filter", lambda record: told.set() or True)
+
+    class Slow(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            told.wait(60 if watched else 0.2)
+            return super().run_inference(batch, model, inference_args)
+
+    copy = ModelCopy("Score", Slow(), watched=watched)
+    copy.load()
+    for _ in range(2):
+        copy.outcomes([1], None, "Score")
+    copy.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "penstock-slow-calls"]:
+        thread.join(60)  # it ends when it has told, or when nothing is left to watch
+        assert not thread.is_alive()
+    messages = [record.getMessage() for record in caplog.records]
+    if not watched:  # its process is killed when it is too late; or it is the user's own
+        assert not messages
+    else:
+        assert len(messages) == 1
+        assert messages[0].startswith("step 'Score': a call of the model has run for")
+        assert "timeout=" in messages[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_models_in_workers_are_watched(workers):
+    class Watched(Adds):
+        def run_inference(self, batch, model, inference_args=None):
+            return [any(thread.name == "penstock-slow-calls" for thread in threading.enumerate())] * len(batch)
+
+    assert (ps.Pipeline(workers=workers) | ps.Create([1]) | ps.RunInference(Watched())).collect() == [workers > 0]
+
+
 def test_a_load_that_fails(pipeline):
     class Broken(Adds):
         def load_model(self):
@@ -305,6 +356,39 @@ def test_columns_become_rows_for_handlers_that_want_rows(pipeline, tmp_path):
     assert (rows | ps.RunInference(handler)).collect() == [1001, 1002, 1003]
 
 
+class TakesTwo(Adds):
+    def run_inference(self, batch, model):
+        return batch
+
+
+@pytest.mark.parametrize("name", ["gpu", "GPU", "tpu", "cuda:1", "type:nvidia-tesla-t4;count:1"])
+def test_accelerators_that_are_known(name):
+    assert ps.Map(str).with_resource_hints(accelerator=name).hints.accelerator == name
+
+
+def test_settings_that_go_together():
+    step = ps.RunInference(Adds(large_model=True, model_copies=2, env_vars={"A": "1"}))
+    assert wishes_of(step).shared
+    assert wishes_of(step).copies == 2
+
+
+def test_a_handler_whose_limits_are_its_own_is_asked_when_it_is_used():
+    class Own(Adds):
+        def batch_elements_kwargs(self):
+            return {**super().batch_elements_kwargs(), "element_size_fn": len}
+
+    assert ps.RunInference(Own(max_batch_weight=9)).limits.max_weight == 9
+
+
+def test_the_rows_of_a_step_that_is_not_there():
+    pipeline = ps.Pipeline(workers=0)
+    pipeline | "A" >> ps.Create([1]) | "B" >> ps.Map(str)
+    result = pipeline.run()
+    assert result.rows_out("B") == 1
+    with pytest.raises(UsageError, match="there is no step 'X'; the steps are 'A', 'B'"):
+        result.rows_out("X")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -315,6 +399,22 @@ def test_columns_become_rows_for_handlers_that_want_rows(pipeline, tmp_path):
         (lambda: ps.RunInference(Adds(min_batch_size=9, max_batch_size=3)), "min_batch_size=9 is over"),
         (lambda: ps.RunInference(Adds(max_batch_weight=9)), "needs element_size_fn"),
         (lambda: Adds().with_preprocess_fn(3), "expected a function"),
+        (lambda: Adds(max_batch_size="8"), "max_batch_size='8': expected a whole number"),
+        (lambda: Adds(max_batch_duration_secs="1"), "max_batch_duration_secs='1': expected seconds"),
+        (lambda: Adds(batch_length_fn=3), "batch_length_fn=3: expected a function of one row"),
+        (lambda: Adds(batch_size_buckets=8), "batch_size_buckets=8: expected a list of whole numbers"),
+        (lambda: Adds(length_buckets="8"), "length_buckets='8': expected a list of whole numbers"),
+        (lambda: Adds(large_model="no"), "large_model='no': expected True or False"),
+        (lambda: Adds(model_copies=0), "model_copies=0: expected a whole number of at least 1"),
+        (lambda: Adds(model_copies=True), "model_copies=True: expected a whole number of at least 1"),
+        (lambda: Adds(env_vars={"A": 1}), 'env_vars={\'A\': 1}: expected text for both: {"A": "1"}'),
+        (lambda: Adds(env_vars=["A=1"]), r"env_vars=\['A=1'\]: expected a dict of text"),
+        (
+            lambda: ps.RunInference(TakesTwo()),
+            r"TakesTwo.run_inference\(batch, model\) cannot be called with .*inference_args",
+        ),
+        (lambda: ps.RunInference(Adds()).with_resource_hints(accelerator="tpuu"), "accelerator='tpuu': expected \"gpu\""),
+        (lambda: ps.Pipeline(progress="yes"), "progress='yes': expected True, False, or None"),
     ],
 )
 def test_wrong_settings_are_refused_when_made(make, message):

@@ -17,6 +17,7 @@ import pytest
 from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
 from penstock.io.csv import ReadFromCsv, WriteToCsv
+from penstock.failures import Failure
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
@@ -186,6 +187,21 @@ def test_json_of_many_kinds(tmp_path: Path) -> None:
         {"label": {"name": "a", "score": 0.5}, "array": [[0, 1], [2, 3]], "float": 1.0},
         [None, True, "\ud800", 3],
     ]
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+    nan, infinity = float("nan"), float("inf")
+    rows = [{"x": nan, "y": [1.5, -infinity], "z": {"v": np.array([nan, 2.0])}}, infinity, {nan: 1}, {"text": "NaN"}]
+    failed = ({"x": nan}, Failure("step", "raised", "ValueError", "it is NaN", ""))
+    write_all(WriteToJsonl(tmp_path), [*rows, failed])
+    lines = (tmp_path / "part-00000.jsonl").read_text().splitlines()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    values = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert values[:4] == [{"x": None, "y": [1.5, None], "z": {"v": [None, 2.0]}}, None, {"nan": 1}, {"text": "NaN"}]
+    assert values[4][0] == {"x": None}
 
 
 def test_what_is_not_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import StepError
+from penstock.errors import GraphError, StepError
 
 ROWS = 5000
 
@@ -124,6 +124,14 @@ def test_partition(pipeline):
     parts = pipeline() | ps.Create(range(1000)) | ps.Partition(lambda x, n: x % n, 3)
     assert len(parts) == 3
     assert [part.collect() for part in parts] == [list(range(k, 1000, 3)) for k in range(3)]
+
+
+def test_partitions_by_number():
+    parts = ps.Pipeline(workers=0) | ps.Create(range(9)) | ps.Partition(lambda x, n: x % n, 3)
+    assert parts[0].collect() == parts["0"].collect() == [0, 3, 6]
+    assert parts[2].collect() == [2, 5, 8]
+    with pytest.raises(GraphError, match="there is no output 3; the outputs are '0', '1', '2'$"):
+        parts[3]
 
 
 def test_partition_out_of_range(pipeline):

@@ -34,9 +34,15 @@ def rows_of(block: Block) -> list[Any]:
     if isinstance(block, list):
         return block
     rows = cast("list[Any]", block.to_pylist())
-    if (block.schema.metadata or {}).items() >= ANSWERS.items() and {"inference", "model_id"} <= set(block.column_names):
+    if holds_answers(block):
         return [PredictionResult(inference=row.pop("inference"), model_id=row.pop("model_id"), example=row) for row in rows]
     return rows
+
+
+def holds_answers(table: Any) -> bool:
+    """Whether the rows of a table are a model's answers."""
+    marked = (table.schema.metadata or {}).items() >= ANSWERS.items()
+    return marked and {"inference", "model_id"} <= set(table.column_names)
 
 
 def row_count(block: Block) -> int:

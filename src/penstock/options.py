@@ -39,6 +39,8 @@ class RunOptions:
         check_seconds("load_timeout", self.load_timeout)
         if not isinstance(self.deterministic, bool):
             raise UsageError(f"deterministic={self.deterministic!r}: expected True or False")
+        if self.progress is not None and not isinstance(self.progress, bool):
+            raise UsageError(f"progress={self.progress!r}: expected True, False, or None for when stderr is a terminal")
         if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
             raise UsageError(f"seed={self.seed!r}: expected a whole number")
         self._check_resuming()

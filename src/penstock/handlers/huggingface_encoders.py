@@ -24,6 +24,7 @@ from penstock.handlers.huggingface_models import (
     check_place,
     dtype_on,
     loading,
+    rows_for_texts,
     tokenizer_from,
 )
 from penstock.handlers.huggingface_tokens import TokenCounter, max_length_of, no_text, padded_length, texts_of
@@ -91,6 +92,9 @@ class SentenceTransformerModelHandler(TextModelHandler):
 
     def prepares_ahead(self) -> bool:
         return self.new_shapes_cost() and self._is_simple(self._encode_kwargs)
+
+    def check_columns(self, schema: Any) -> None:
+        raise rows_for_texts(schema.names)
 
     def run_inference(
         self, batch: Sequence[str], model: Any, inference_args: InferenceArgs = None

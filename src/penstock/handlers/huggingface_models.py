@@ -13,7 +13,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from penstock.blocks import size_of
-from penstock.errors import InputError
+from penstock.errors import InputError, UsageError
 from penstock.handlers.huggingface_tokens import Text, TokenCounter, shared_counter, texts_of
 from penstock.handlers.pytorch_loading import device_name
 from penstock.inference.handler import ModelHandler
@@ -124,6 +124,14 @@ def loading(what: str) -> Iterator[None]:
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def rows_for_texts(columns: Sequence[str]) -> UsageError:
+    """What is wrong with a table for a model of texts: its rows are dicts."""
+    return UsageError(
+        f"the rows are dicts with {list(columns)}, but the model takes texts; take the text out of them with "
+        ".with_preprocess_fn(lambda row: row[...]), or with a ps.Map before the model"
+    )
 
 
 def check_place(model: str) -> None:

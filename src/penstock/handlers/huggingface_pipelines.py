@@ -22,6 +22,7 @@ from penstock.handlers.huggingface_models import (
     check_place,
     dtype_on,
     loading,
+    rows_for_texts,
     tokenizer_from,
 )
 from penstock.handlers.huggingface_tokens import (
@@ -112,6 +113,10 @@ class HuggingFacePipelineModelHandler(TextModelHandler):
         if getattr(pipeline, "tokenizer", None) is not None and pipeline.tokenizer.pad_token_id is None:
             pipeline.tokenizer.pad_token = pipeline.tokenizer.eos_token  # batches need one; masked, so any token will do
         return pipeline
+
+    def check_columns(self, schema: Any) -> None:
+        if self._inference_fn is None and self._task in TEXT_TASKS and "text" not in schema.names:
+            raise rows_for_texts(schema.names)
 
     def run_inference(
         self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None

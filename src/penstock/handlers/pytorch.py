@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
-from penstock.errors import MissingPackageError, PredictionCountError, RowError
+from penstock.errors import MissingPackageError, PredictionCountError, RowError, UsageError
 
 try:
     import torch
@@ -239,6 +239,13 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         self, batch: Sequence[ExampleT], model: torch.nn.Module, inference_args: InferenceArgs = None
     ) -> Iterable[PredictionResult]:
         return self._inference_fn(batch, model, usable_device(self._device), inference_args, self.model_id())
+
+    def check_columns(self, schema: Any) -> None:
+        if self._inference_fn is self._default_inference_fn:
+            raise UsageError(
+                f"the rows are dicts of plain values, {list(schema.names)}, but the model takes tensors; make them with "
+                ".with_preprocess_fn(lambda row: torch.tensor(...)), or with a ps.Map before the model"
+            )
 
     def prepares_ahead(self) -> bool:
         on_gpu = self._device.startswith("cuda") and torch.cuda.is_available()

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from penstock.errors import MissingPackageError, PredictionCountError
-from penstock.handlers.sklearn_data import frame_of_rows, frame_of_table, matrix_of_rows, matrix_of_table
+from penstock.handlers.sklearn_data import (
+    check_names,
+    check_numbers,
+    frame_of_rows,
+    frame_of_table,
+    matrix_of_rows,
+    matrix_of_table,
+)
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
 from penstock.inference.handler import ModelHandler
 from penstock.rows import PredictionResult
@@ -66,7 +73,8 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         columns: the features, in order, where rows have names (dicts, tables, frames); None takes all of them.
         """
         if max_batch_size is None:
-            max_batch_size = max(DEFAULT_MAX_BATCH_SIZE, min_batch_size or 0)
+            least = min_batch_size if isinstance(min_batch_size, int) else 0
+            max_batch_size = max(DEFAULT_MAX_BATCH_SIZE, least)
         super().__init__(
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
@@ -104,7 +112,11 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
     def takes_columns(self) -> bool:
         return True
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        check_names(self._columns, schema.names)
+
     def run_inference_columns(self, table: pa.Table, model: BaseEstimator, inference_args: InferenceArgs = None) -> Any:
+        check_names(self._columns, table.column_names)
         data = self._data_of_table(table)
         return _as_column(_answers(self._inference_fn(model, data, inference_args), table.num_rows))
 
@@ -126,6 +138,10 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
 
     def _data_of_table(self, table: pa.Table) -> np.ndarray[Any, Any]:
         return matrix_of_table(table, self._columns)
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        super().check_columns(schema)
+        check_numbers(schema, self._columns)
 
     def get_num_bytes(self, batch: Sequence[np.ndarray[Any, Any] | Mapping[str, Any]]) -> int:
         return self._data_of_rows(batch).nbytes

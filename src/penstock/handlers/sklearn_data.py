@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import MissingPackageError, RowError
+from penstock.errors import MissingPackageError, RowError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,12 +36,25 @@ def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
     matrix = np.empty((table.num_rows, len(names)))
     for at, column in enumerate(_select(table, names).columns):
         if not _is_number(column.type):
-            raise RowError(
-                f"column {names[at]!r} holds {column.type}, but the model takes numbers; leave it out with "
-                "columns=[...], convert it in a step before, or use SklearnModelHandlerPandas"
-            )
+            raise RowError(_no_numbers(names[at], column.type))
         matrix[:, at] = column.cast(pa.float64(), safe=False).to_numpy()
     return matrix
+
+
+def check_names(wanted: Sequence[str] | None, seen: Sequence[str]) -> None:
+    """UsageError when a table lacks columns that the settings name."""
+    missing = [name for name in wanted or () if name not in seen]
+    if missing:
+        raise UsageError(f"columns {missing} are not there: the table has {list(seen)}; check columns=[...]")
+
+
+def check_numbers(schema: pa.Schema, columns: Sequence[str] | None) -> None:
+    """UsageError when a column that the model takes holds no numbers."""
+    for name in schema.names if columns is None else columns:
+        kind = schema.field(schema.names.index(name)).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # in rows, these are numbers
+        if not _is_number(kind) and not isinstance(kind, pa.BaseExtensionType):
+            raise UsageError(_no_numbers(name, kind))
 
 
 def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:
@@ -103,6 +116,13 @@ def _check_names(wanted: Sequence[str], seen: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in seen]
     if missing:
         raise RowError(f"columns {missing} are not there: saw {list(seen)}; check columns=[...] and the rows")
+
+
+def _no_numbers(name: str, kind: pa.DataType) -> str:
+    return (
+        f"column {name!r} holds {kind}, but the model takes numbers; leave it out with columns=[...], convert it in a step "
+        "before, or use SklearnModelHandlerPandas"
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -64,6 +65,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         large_model: bool = False,
         model_copies: int | None = None,
     ) -> None:
+        for name, given in [("batch_size_buckets", batch_size_buckets), ("length_buckets", length_buckets)]:
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise UsageError(f"{name}={given!r}: expected a list of whole numbers, such as [8, 16, 32]")
         self._min_batch_size = min_batch_size
         self._max_batch_size = max_batch_size
         self._max_batch_duration_secs = max_batch_duration_secs
@@ -75,9 +79,16 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         self._lookahead_bytes = lookahead_bytes
         self._batch_size_buckets = tuple(batch_size_buckets)
         self._length_buckets = tuple(length_buckets)
-        self._env_vars = dict(env_vars or {})
+        self._env_vars = _checked_variables(env_vars)
         self._large_model = large_model
         self._model_copies = model_copies
+        if not isinstance(large_model, bool):
+            raise UsageError(f"large_model={large_model!r}: expected True or False")
+        if batch_length_fn is not None:
+            _check_function("batch_length_fn=", batch_length_fn)
+        check_copies(model_copies)
+        if type(self).batch_elements_kwargs is ModelHandler.batch_elements_kwargs:
+            BatchLimits.of(self.batch_elements_kwargs())
 
     # What every handler defines.
 
@@ -103,6 +114,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """Like run_inference(), over a table: return an array (Arrow, NumPy) or list of one prediction per row. The engine
         adds it to the table as the columns `inference` and `model_id`."""
         raise NotImplementedError(f"{type(self).__name__}.takes_columns() is true, so it must define run_inference_columns")
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Raise UsageError when no row of a table with these columns can be what the model takes, such as for a column of
+        the settings that is not there. Called for each table that reaches the model as it is, before its rows are made:
+        what a whole table lacks ends the run at once, and is no row's failure."""
 
     def model_id(self) -> str | None:
         """What tells this model from others: a path, a name with a version."""
@@ -226,9 +242,40 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return changed
 
 
+def check_copies(copies: object) -> None:
+    """UsageError unless it is a number of model copies."""
+    if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
+        raise UsageError(f"model_copies={copies!r}: expected a whole number of at least 1, or None")
+
+
+def _checked_variables(variables: object) -> dict[str, str]:
+    if variables is not None and not isinstance(variables, Mapping):
+        raise UsageError(f'env_vars={variables!r}: expected a dict of text, such as {{"OMP_NUM_THREADS": "1"}}')
+    for name, value in (variables or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f'env_vars={{{name!r}: {value!r}}}: expected text for both: {{"{name}": "{value}"}}')
+    return dict(variables or {})
+
+
+def check_run_inference(handler: ModelHandler[Any, Any, Any]) -> None:
+    """UsageError when run_inference() cannot be called as it will be: with a batch, the model and arguments."""
+    try:
+        signature = inspect.signature(handler.run_inference)
+    except (TypeError, ValueError):  # of something that is not written in Python
+        return
+    try:
+        signature.bind([], None, None)
+    except TypeError as exc:
+        raise UsageError(
+            f"{type(handler).__name__}.run_inference{signature} cannot be called with (batch, model, inference_args): {exc}"
+            "; define it as run_inference(self, batch, model, inference_args=None), as Beam does"
+        ) from None
+
+
 def _check_function(method: str, fn: object) -> None:
     if not callable(fn):
-        raise UsageError(f"{method}({fn!r}): expected a function of one row")
+        given = f"{method}{fn!r}" if method.endswith("=") else f"{method}({fn!r})"
+        raise UsageError(f"{given}: expected a function of one row")
 
 
 def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.blocks import Block, byte_size
-from penstock.errors import NotShippableError
+from penstock.errors import NotShippableError, UsageError
 from penstock.failures import Failure
 from penstock.inference.path import join_keys, name_of
 from penstock.inference.stream import AnySession, InferenceStream, Pending
@@ -215,7 +215,7 @@ class HandlingStream(InferenceStream):
                 made += function([row])
             except CAUGHT as exc:
                 origin = exc.__cause__ or exc
-                if not self._handling.handles(origin):
+                if isinstance(exc, UsageError) or not self._handling.handles(origin):
                     raise
                 failed[at] = self._failure(origin)
                 made.append(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +12,7 @@ import cloudpickle
 
 from penstock.blocks import Block, byte_size, is_table, row_at, rows_of
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
-from penstock.failures import TIMED_OUT, Failure, Handling
+from penstock.failures import OUT_OF_MEMORY, TIMED_OUT, Failure, Handling
 from penstock.inference.handler import ModelHandler, concurrent_batches
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.ticket import Caller, Ticket, answers_of, not_packed
@@ -30,6 +31,9 @@ from penstock.transport.packing import pack
 
 if TYPE_CHECKING:
     from penstock.inference.session import Sessions
+
+
+logger = logging.getLogger(__name__)
 
 
 def wishes_of(transform: RunInference[Any, Any]) -> Wishes:
@@ -53,8 +57,11 @@ def _gpus_in(variable: str | None) -> tuple[str, ...] | None:
 class ServedModel:
     """What a host runs: one model copy, asked for whole batches."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...]) -> None:
+    def __init__(
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], watched: bool = False
+    ) -> None:
         self.step = step
+        self._watched = watched
         self._handler = handler
         self._size_buckets = size_buckets
         self._copy: ModelCopy | None = None
@@ -62,24 +69,25 @@ class ServedModel:
 
     def load(self) -> tuple[float, int]:
         self._handler._env_vars = {}  # they are set already, and a device may have been chosen since
-        self._copy = ModelCopy(self.step, self._handler, self._size_buckets)
+        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, watched=self._watched)
         loaded = self._copy.load()
         assert loaded is not None
         if self._handler.prepares_ahead():
             QUICK_TURNS.begin()
         return loaded.seconds, loaded.bytes
 
-    def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
+    def run(self, batch: Block, how: Any, calling: Callable[[], None], final: bool) -> Outcome:
         args, step, handling, retry = how
         assert self._copy is not None
         for told in (self._copy, self._handler):  # a handler that calls its model more than once says so, too
             if hasattr(told, "announce"):
                 told.announce(calling)
         given = batch if handling is None else rows_of(batch)
-        outcomes = self._copy.outcomes(given, args, step, handling, retry)
+        outcomes = self._copy.outcomes(given, args, step, handling, retry, holds_back=not final)
         size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
         self._batches += 1
-        return Outcome(*outcomes, self._copy.take_out_of_memory(), size)
+        answers, failures, calls, again = outcomes
+        return Outcome(answers, failures, calls, again, self._copy.take_out_of_memory(), size)
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;
@@ -208,7 +216,7 @@ class HostedSession:
 
     def broken(self, message: Broken) -> None:
         """Rows whose process was killed or died: a failure of each where that is handled, else an error."""
-        kind = ModelTimeoutError if message.kind == TIMED_OUT else ModelCrashError
+        kind = {TIMED_OUT: ModelTimeoutError, OUT_OF_MEMORY: StepError}.get(message.kind, ModelCrashError)
         with self._changed:
             for number, start, stop in message.pieces:
                 submitted = self._open.get(number)
@@ -220,7 +228,7 @@ class HostedSession:
                     what = f"step {step!r}: {message.message}\n  {held}: {shorten(row_at(ticket.block, start))}"
                     ticket.error = ticket.error or kind(what)
                 else:
-                    error = kind(message.message)
+                    error = MemoryError(message.message) if message.kind == OUT_OF_MEMORY else kind(message.message)
                     model_id = self.handler.model_id()
                     failure = Failure.of(error, step, kind=message.kind, model_id=model_id, group=message.rows)
                     ticket.failures.update(dict.fromkeys(range(start, stop), failure))
@@ -240,6 +248,10 @@ class HostedSession:
                 if number in self._open:
                     self._open[number].ticket.reset()
             self._owner.metrics.count(self._key("model_restarts"))
+        self.happened("its model host died, and is started again")
+
+    def happened(self, what: str) -> None:
+        logger.warning("step %r: %s", self.step, what)
 
     def reported(self, report: Report) -> None:
         with self._changed:
@@ -336,6 +348,11 @@ class HostedLane:
 def _fill(
     ticket: Ticket, start: int, stop: int, answers: Any, failures: dict[int, Failure], wrapped: tuple[str | None] | None
 ) -> None:
+    if any(failure is None for failure in failures.values()):  # these rows run again: their answers are to come
+        for at in [at for at in range(start, stop) if failures.get(at, at) is not None]:
+            ticket.fill(at, at + 1, answers[at - start : at - start + 1])
+        ticket.failures.update({at: failure for at, failure in failures.items() if failure is not None})
+        return
     ticket.failures.update(failures)
     if wrapped is not None and isinstance(ticket.block, list):
         answers = list(map(PredictionResult, ticket.block[start:stop], answers, itertools.repeat(wrapped[0])))
@@ -347,7 +364,7 @@ def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Su
     limits = transform.limits
     return HostSpec(
         name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets), protocol=5),
+        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is None), protocol=5),
         limits=replace(limits, weigh=len)
         if limits.weigh is not None
         else limits,  # callers weigh; none of theirs runs there

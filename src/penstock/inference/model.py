@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.batching.isolation import Blame, blamed, isolate
@@ -15,10 +15,12 @@ from penstock.errors import EngineError, ModelLoadError, PenstockError, Predicti
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
+from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
 from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
 
+MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
 
@@ -28,6 +30,7 @@ class Outcomes(NamedTuple):
     answers: Any  # a list, None where a row failed; or for a table an Arrow array
     failures: Mapping[int, Failure]  # by position in the batch
     calls: int = 1  # of run_inference()
+    again: Sequence[int] = ()  # rows that are to run once more, in a fresh process: they have neither
 
 
 class _Care(NamedTuple):
@@ -35,13 +38,18 @@ class _Care(NamedTuple):
 
     handling: Handling | None
     tries: Tries
+    holds_back: bool = False  # no row is blamed for running out of memory: a fresh process may have enough
 
 
 class ModelCopy:
     """A handler and the model that it loaded, in this process."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = (), *, watched: bool = False
+    ) -> None:
+        """watched: a thread tells of a call that does not end."""
         self.step = step
+        self._slow = SlowCalls(step) if watched else None
         self.handler = handler
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
@@ -65,15 +73,25 @@ class ModelCopy:
             return self._loaded
 
     def outcomes(
-        self, batch: Block, args: Any, step: str, handling: Handling | None = None, retry: Retry | None = None
+        self,
+        batch: Block,
+        args: Any,
+        step: str,
+        handling: Handling | None = None,
+        retry: Retry | None = None,
+        *,
+        holds_back: bool = False,
     ) -> Outcomes:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
         several may share this model. A table is for steps that handle none.
 
         What `retry` names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
-        outlasted them is not waited for once more in every part."""
-        care = _Care(handling, Tries(retry))
+        outlasted them is not waited for once more in every part.
+
+        holds_back: a row that does not fit alone is not blamed but left `again`, for a caller that can start this process
+        anew; where several are, memory is full, and what has no answer yet is left with them."""
+        care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
         answers, raised = self._tried(batch, args, care)
         if raised is None:
             return Outcomes(answers, {}, care.tries.made)
@@ -99,6 +117,11 @@ class ModelCopy:
         with self._loading:
             self._loaded = None
         gc.collect()
+
+    def close(self) -> None:
+        """No more calls are watched."""
+        if self._slow is not None:
+            self._slow.close()
 
     def take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
@@ -144,7 +167,13 @@ class ModelCopy:
             return raised
 
         failures: dict[int, Failure] = {}
+        too_large: list[int] = []
         for start, stop, error in self._blamed(row_count(batch), raised, call):
+            if care.holds_back and stop - start == 1 and self._is_out_of_memory(error):
+                too_large.append(start)
+                if len(too_large) == MEMORY_IS_FULL:
+                    break
+                continue
             part = slice_rows(batch, start, stop)
             if handling is not None and stop - start > 1 and self.handler.retry_safe:
                 calls += 1
@@ -156,7 +185,14 @@ class ModelCopy:
                 raise self._error(part, error, step, care.tries.made) from error
             failure = self._failure(error, step, stop - start, care.tries.made)
             failures |= dict.fromkeys(range(start, stop), failure)
-        return Outcomes(_put_together(batch, pieces, failures), failures, calls + care.tries.made - 1)
+        calls += care.tries.made - 1
+        if not too_large:
+            return Outcomes(_put_together(batch, pieces, failures), failures, calls)
+        if not isinstance(batch, list):  # a part of a column is none
+            return Outcomes(None, {}, calls, range(row_count(batch)))
+        known = {at for start, answers in pieces for at in range(start, start + len(answers))} | failures.keys()
+        left = [at for at in range(len(batch)) if at not in known]
+        return Outcomes(_put_together(batch, pieces, failures), failures, calls, left)
 
     def _blamed(
         self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]
@@ -198,18 +234,31 @@ class ModelCopy:
         expected = row_count(batch)
         batch = self._filled(batch)
         given = row_count(batch)
-        if not isinstance(batch, list):
-            answers = as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
-        else:
-            answers = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
-            if type(answers) is not list:
-                answers = list(answers)
+        if self._slow is not None:
+            self._slow.begin()
+        try:
+            answers = self._answers(batch, args)
+        finally:
+            if self._slow is not None:
+                self._slow.end()
         if len(answers) != given:
             raise PredictionCountError(
                 f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {given} examples; "
                 "it must return one per example, in the same order"
             )
         return answers if given == expected else answers[:expected]
+
+    def _answers(self, batch: Block, args: Any) -> Any:
+        assert self._loaded is not None
+        if not isinstance(batch, list):
+            return as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
+        answers: object = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
+        if answers is None:
+            raise PredictionCountError(
+                f"step {self.step!r}: run_inference() returned None; it must return one prediction per row, in the same "
+                "order: is there a return at its end?"
+            )
+        return answers if type(answers) is list else list(answers)  # type: ignore[call-overload]
 
     def _filled(self, batch: Block) -> Block:
         """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""

@@ -113,7 +113,10 @@ class InferenceSession:
         self.handler = transform.path.model_handler
         self._owner = owner
         self._changed = owner.changed
-        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets)
+        in_worker = (
+            bool(owner.around.folder) and not owner.around.in_process
+        )  # elsewhere a single caller has no other thread
+        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets, watched=in_worker)
         self._batcher: Batcher[Request] = Batcher(transform.limits)
         self._aiming = Aiming(transform.limits, self.handler.measures_length())
         self._limits = transform.limits
@@ -151,6 +154,7 @@ class InferenceSession:
             self._changed.notify_all()
         for thread in self._threads if wait else ():
             thread.join()
+        self._model.close()
         if self._moved is not None:
             self._moved.close(wait=wait)
 
@@ -275,7 +279,7 @@ class InferenceSession:
             request = spans[0].entry.item
             lane = request.lane
             given = batch if lane.handling is None else rows_of(batch)
-            answers, failures, calls = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
+            answers, failures, calls, _ = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.batching.entry import LOOKAHEAD
-from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, row_count, rows_of
-from penstock.errors import StepError
+from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, holds_answers, is_table, row_count, rows_of
+from penstock.errors import StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.forming import FormingLane
 from penstock.inference.handler import concurrent_batches
@@ -71,6 +71,8 @@ class InferenceStream:
 
     def push(self, block: Block) -> Iterator[Block]:
         """Submit a block; yield the answers that are there."""
+        if is_table(block) and self._path.plain:
+            self._check_columns(block)
         if is_table(block) and self._columns:
             self._submit(block, None)
         elif self._path.prebatched:
@@ -80,6 +82,14 @@ class InferenceStream:
                 self._push_rows(piece)
                 yield from self._ready()
         yield from self._ready()
+
+    def _check_columns(self, table: Any) -> None:
+        """What a whole table lacks is no row's fault."""
+        if self._columns or not holds_answers(table):
+            try:
+                self._handler.check_columns(table.schema)
+            except UsageError as exc:
+                raise UsageError(f"step {self._step!r}: {exc}") from exc
 
     def _ready(self) -> Iterator[Block]:
         while self._pending and (self._pending[0].ticket.settled or self._too_many()):
@@ -159,7 +169,12 @@ class InferenceStream:
         return weigh_rows(self._weigh, rows, self._step)
 
     def _lengths_of(self, rows: list[Any]) -> list[int]:
-        return measured(self._handler.get_lengths, rows, self._step)
+        try:
+            return measured(self._handler.get_lengths, rows, self._step)
+        except StepError as exc:
+            if isinstance(exc.__cause__, UsageError):  # a tokenizer that is not there: no row is to blame
+                raise exc.__cause__ from exc.__cause__.__cause__
+            raise
 
     def _send(self, pending: Pending, weights: list[int] | None, lengths: list[int] | None, alone: bool) -> None:
         if pending.rows:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ModelHandler, check_copies, check_run_inference
 from penstock.inference.path import RowPath
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Retryable
@@ -49,9 +49,8 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
             raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
         self.path = RowPath.of(model_handler)
         inner = self.path.model_handler
-        copies: object = inner.model_copies()
-        if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
-            raise UsageError(f"{type(inner).__name__}: model_copies={copies!r}; expected a whole number of at least 1")
+        check_copies(inner.model_copies())
+        check_run_inference(inner)
         inner.validate_inference_args(inference_args)
         self.limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
         if self.limits.max_padded_cost is not None and not inner.measures_length():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,18 +58,37 @@ def _refuse(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_refuse).encode
-_encode_ascii = json.JSONEncoder(separators=(",", ":"), default=_refuse).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse).encode
+_encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_refuse).encode
 
 
 def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
     try:
-        return encode(plain(row, lambda array: array.tolist()))
+        value = plain(row, lambda array: array.tolist())
+        try:
+            return encode(value)
+        except ValueError:  # a number that JSON has no word for; looked for only when there is one
+            return encode(_without_nan(value))
     except (TypeError, ValueError, RecursionError) as exc:
         raise OutputError(
             f"WriteToJsonl: a row of type {type(row).__name__} is not JSON: {exc}; expected dicts, lists, text, "
             "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row"
         ) from exc
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with null where a number is NaN or infinite: no line may be one that other readers refuse, and the failures
+    of a run are often rows with just such numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            str(key) if isinstance(key, float) and not math.isfinite(key) else key: _without_nan(item)
+            for key, item in value.items()
+        }
+    return value
 
 
 def _to_ascii_json(row: Any) -> str:
@@ -97,7 +117,7 @@ class WriteToJsonl(Write[Any]):
     """Each row as one JSON value on a line of `path`/part-00000.jsonl and so on, in order.
 
     NamedTuples (such as PredictionResult) and dataclasses become objects; arrays and tensors become lists. NaN and
-    infinities are written as NaN and Infinity, which ReadFromJsonl reads back. `overwrite` as in WriteToText.
+    infinities, which JSON does not have, become null. `overwrite` as in WriteToText.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

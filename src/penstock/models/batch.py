@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.batching.entry import Aim, Span
 from penstock.batching.isolation import isolate
+from penstock.failures import OUT_OF_MEMORY
 
 
 class Parcel(NamedTuple):
@@ -29,6 +30,8 @@ class Batch:
     suspect: bool = False  # a process died with it: it now runs alone
     started: float | None = None
     hunt: Hunt | None = None  # that this is a part of
+    fresh: bool = False  # it needs a process that has run nothing: another had not enough memory for it
+    final: bool = False  # a row that did not fit alone, and runs in such a process: what comes of that counts
 
     @property
     def rows(self) -> int:
@@ -42,16 +45,18 @@ class Batch:
 
 
 class Hunt:
-    """The search for the rows of a batch that kill their process, or hang it. Each part of it runs alone."""
+    """The search for the rows of a batch that kill their process, hang it, or fill its memory. Each part runs alone."""
 
     def __init__(self, batch: Batch, kind: str, how: str) -> None:
         self.kind = kind
         self.rows = [(entry, at) for entry, start, stop in batch.spans for at in range(start, stop)]
-        self.search = isolate(len(self.rows), how, lambda _: False)
+        self.search = isolate(len(self.rows), how, lambda _: self.kind == OUT_OF_MEMORY)
         self.unknown = set(range(len(self.rows)))
         self.restarts = 1
         self.found = 0
+        self.fruitful = False  # whether rows were answered since the last restart
         self.asked: tuple[int, int] = (0, len(self.rows))  # the part that runs now
+        self.running: list[int] = []  # its rows, without those that are known
         self.confirming: tuple[int, int] | None = None  # what is blamed, while it runs once more
 
     @property

@@ -30,6 +30,7 @@ from penstock.models.messages import (
     Ended,
     Freed,
     Goes,
+    Happened,
     HostSpec,
     Join,
     Leave,
@@ -54,6 +55,7 @@ from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
 NOTES_EVERY = 0.5  # seconds
+DUMPS = 2  # deaths after which processes no more print where they crashed: it is the same place, again and again
 MOST_FDS = 200  # in a message
 
 
@@ -83,6 +85,7 @@ class Broker:
         self._owners: dict[str, Client | Model] = {}  # of segments
         self._lent: dict[tuple[str, int], set[Model]] = {}  # the clients' segments, and who may refer to them
         self._numbers = 0
+        self._restarts = 0
         self._reports: list[Report] = []  # that no client was told of
         self._noted = 0.0
         self._over = False
@@ -175,9 +178,21 @@ class Broker:
             client.line.send(Ended(owner.process.pid))
         for segment, number in list(self._lent):
             self._returned(owner, segment, [number])
-        for command in self._desk.died(owner.copy, how, now):
+        was_killed = owner.killed_because is not None
+        commands = self._desk.died(owner.copy, how, now)
+        self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
+        for command in commands:
             self._do(command)
         self._reports.append(Report(counters={"model_restarts": 1}))
+
+    def _tell_death(self, how: str, commands: list[Command]) -> None:
+        """One of the clients logs it: nothing is printed here."""
+        if self._over or any(isinstance(command, GiveUp) for command in commands):
+            return  # the error says it
+        self._restarts += 1
+        what = f"the model's process {how}; it is started again, restart {self._restarts}{self._desk.outlook()}"
+        for client in list(self._clients.values())[:1]:
+            client.line.send(Happened(what))
 
     def _from_client(self, client: Client, message: Any, fds: list[int]) -> None:
         if isinstance(message, Submit):
@@ -241,25 +256,32 @@ class Broker:
 
     def _ran(self, model: Model, message: Ran, fds: list[int]) -> None:
         now = time.monotonic()
-        batch = self._desk.ended(model.copy, message.batch, now)
+        commands: list[Command] = []
+        if message.again:
+            batch, commands = self._desk.exhausted(model.copy, message.batch, message.again, now)
+        else:
+            failed = sum(len(failures) for _, _, failures in message.answers)
+            batch = self._desk.ended(model.copy, message.batch, now, failed)
         if batch is None:
             return
         seconds = message.seconds
         if self._spec.in_turn:  # without the time of the batch before
             seconds, model.ended = min(seconds, now - model.ended), now
-        if message.calls == 1 or message.out_of_memory is not None:
+        if not message.again and (message.calls == 1 or message.out_of_memory is not None):
             self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
         self._report(batch, message)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
             if isinstance(payload, SegmentRef):
                 self._owners[payload.owner] = model
-        for client, pieces in self._by_client(batch):
+        for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
             if isinstance(payload, SegmentRef):
                 client.line.send(Answers(pieces, payload._replace(at=0), failures, message.wrapped), [fds[payload.at]])
             else:
                 client.line.send(Answers(pieces, payload, failures, message.wrapped))
+        for command in commands:
+            self._do(command)
 
     def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
         """A model refers to these segments no more. Their owner is told when no model does."""
@@ -276,7 +298,8 @@ class Broker:
 
     def _do(self, command: Command) -> None:
         if isinstance(command, StartCopy):
-            model = self._models[command.copy] = Model(command.copy, self._spec, self._selector)
+            dumps = self._restarts < DUMPS
+            model = self._models[command.copy] = Model(command.copy, self._spec, self._selector, dumps)
             for client in self._clients.values():
                 client.line.send(Started(model.process.pid))
         elif isinstance(command, KillCopy):
@@ -315,7 +338,7 @@ class Broker:
                 new.append((parcel.number, payload, held.how))
         pieces = [(span.entry.item.number, span.start, span.stop) for span in batch.spans]
         readers = [span.entry.item.client for span in batch.spans]
-        model.line.send(Run(batch.number, pieces, readers, new, done), fds)
+        model.line.send(Run(batch.number, pieces, readers, new, done, batch.final), fds)
 
     def _by_client(self, batch: Batch) -> list[tuple[Client, list[Piece]]]:
         """Who is to hear of which rows; those who are gone, not."""
@@ -339,7 +362,7 @@ class Broker:
     # What was measured.
 
     def _report(self, batch: Batch, message: Ran) -> None:
-        failed = sum(len(failures) for _, _, failures in message.answers)
+        failed = sum(failure is not None for _, _, failures in message.answers for failure in failures.values())
         counters = {"failed_batches_counter": int(failed > 0)}
         values = {"inference_request_batch_size": batch.rows, "inference_batch_latency_micro_secs": message.seconds * 1e6}
         lengths = batch.lengths

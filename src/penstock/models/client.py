@@ -21,6 +21,7 @@ from penstock.models.messages import (
     Ended,
     Freed,
     Goes,
+    Happened,
     HostSpec,
     Join,
     Leave,
@@ -52,6 +53,9 @@ class Listener(Protocol):
         """These are submitted once more: what was answered of them does not count."""
 
     def reported(self, report: Report) -> None: ...
+
+    def happened(self, what: str) -> None:
+        """Something that a person may want to know: a death, a restart."""
 
 
 class HostClient:
@@ -208,6 +212,8 @@ class HostClient:
             self._segments.freed([number for number in message.numbers if number not in in_flight])
         elif isinstance(message, Report):
             self._listener.reported(message)
+        elif isinstance(message, Happened):
+            self._listener.happened(message.what)
         elif isinstance(message, Refused):
             if not message.pieces:
                 self._fail(message.error.error())

@@ -6,9 +6,10 @@ process has died. Pure: events and the time go in, commands come out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -16,13 +17,14 @@ from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry
 from penstock.batching.isolation import Blame
-from penstock.failures import CRASHED, TIMED_OUT
+from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.batch import Batch, Hunt, Parcel
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
 HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
+NOT_ENOUGH = "the model's process had not enough memory"
 LINGER = (0.002, 1.0)  # seconds that a free model waits at most for rows that may come: the least, the most
 
 
@@ -70,6 +72,7 @@ class _Copy:
     state: str = "absent"  # starting, ready; late (it did not load in time) or killed, until it is gone
     since: float = 0.0
     failed_loads: int = 0
+    runs: int = 0  # batches that its process was given
     batches: list[Batch] = field(default_factory=list)  # those that run, oldest first, and one that waits behind them
 
 
@@ -154,7 +157,7 @@ class Desk:
             if batch.number == number and batch.started is not None:
                 batch.started = now
 
-    def ended(self, copy: int, number: int, now: float) -> Batch | None:
+    def ended(self, copy: int, number: int, now: float, failed: int = 0) -> Batch | None:
         """A batch is answered, or raised an error of its own: either way it is over."""
         batches = self._copies[copy].batches
         batch = next((batch for batch in batches if batch.number == number), None)
@@ -163,8 +166,48 @@ class Desk:
             self._begin(self._copies[copy], now)
             self._settle(batch)
             if batch.hunt is not None:
+                batch.hunt.found += failed
                 self._part_is_known(batch.hunt)
         return batch
+
+    def exhausted(self, copy: int, number: int, left: Sequence[int], now: float) -> tuple[Batch | None, list[Command]]:
+        """These rows of a batch did not fit into memory, each alone; the others are answered. What others left behind may
+        have filled it, so they run again in a fresh process, where one that fails alone is to blame."""
+        held = self._copies[copy]
+        batch = next((batch for batch in held.batches if batch.number == number), None)
+        if batch is None:
+            return None, []
+        held.batches.remove(batch)
+        if held.runs == 1 and batch.rows > 1:  # nothing was there before it: the batch itself was too large
+            held.aiming.out_of_memory(batch.rows, batch.lengths)
+        held.state = "killed"
+        for other in held.batches:  # innocent: they go on elsewhere
+            other.started = None
+        hunt, rows = batch.hunt, list(left)
+        if hunt is None:
+            whole = Hunt(batch, OUT_OF_MEMORY, NOT_ENOUGH)
+            answered = whole.spans(at for at in range(len(whole.rows)) if at not in set(rows))
+            self._numbers += 1
+            hunt, how = Hunt(Batch(self._numbers, whole.spans(rows)), OUT_OF_MEMORY, NOT_ENOUGH), None
+        else:
+            known = [row for at, row in enumerate(hunt.running) if at not in set(rows)]
+            answered = hunt.spans(known)
+            hunt.unknown.difference_update(known)
+            hunt.kind, how = OUT_OF_MEMORY, NOT_ENOUGH
+            hunt.restarts += not (known or hunt.fruitful)  # while rows are answered it leads somewhere
+            hunt.fruitful = False
+        self._settle(Batch(0, answered))
+        kill = KillCopy(copy, f"it had no memory left for {rows_told(len(rows))}, which a fresh one may have")
+        return batch, [kill, *(self._hunt_on(hunt, None) if how is None else self._hunted(hunt, how))]
+
+    def outlook(self) -> str:
+        """What becomes of the rows whose process is gone, for people."""
+        batch = next((batch for batch in self._again if batch.suspect), None)
+        if batch is None:
+            return ""
+        if batch.hunt is None or batch.rows == 1:
+            return f"; {rows_told(batch.rows)} that it held run{'s' if batch.rows == 1 else ''} again, alone"
+        return f"; looking for the row that is to blame, among {batch.rows}"
 
     def learn(self, copy: int, batch: Batch, seconds: float, out_of_memory: int | None) -> None:
         self._seconds = seconds
@@ -220,6 +263,7 @@ class Desk:
     def _part_is_known(self, hunt: Hunt) -> None:
         """Its rows are answered, or nobody wants them any more: the hunt goes on."""
         hunt.unknown.difference_update(range(*hunt.asked))
+        hunt.fruitful = True
         self._pending += self._hunted(hunt, None)
 
     def _hunted(self, hunt: Hunt, how: str | None) -> list[Command]:
@@ -250,7 +294,10 @@ class Desk:
             if isinstance(step, Blame):  # once more: what killed its process may have come from outside
                 hunt.confirming = start, stop
             self._numbers += 1
-            part = Batch(self._numbers, hunt.spans(rows), suspect=True, hunt=hunt)
+            final = hunt.kind == OUT_OF_MEMORY and isinstance(step, Blame)
+            fresh = hunt.kind == OUT_OF_MEMORY and (final or not hunt.fruitful)
+            hunt.running = rows
+            part = Batch(self._numbers, hunt.spans(rows), suspect=True, hunt=hunt, fresh=fresh, final=final)
             self._again.appendleft(part)
             return commands
 
@@ -279,7 +326,7 @@ class Desk:
         if self._lonely_since is not None and now >= self._lonely_since + self._spec.grace:
             return [End()]
         pending, self._pending = self._pending, []
-        return [*pending, *self._overdue(now), *self._starts(now), *self._runs(now)]
+        return [*pending, *self._overdue(now), *self._renewed(), *self._starts(now), *self._runs(now)]
 
     def next_time(self, now: float) -> float | None:
         """When decide() should be asked again, if nothing happens before."""
@@ -332,10 +379,19 @@ class Desk:
                     batch.started = None
                 yield KillCopy(number, f"a batch took longer than {limit:g} s")
 
+    def _renewed(self) -> Iterator[Command]:
+        """Rows that need a fresh process, where none is and none comes, get one."""
+        if any(batch.fresh for batch in self._again) and all(copy.state == "ready" and copy.runs for copy in self._copies):
+            for number, copy in enumerate(self._copies):
+                if not copy.batches:
+                    copy.state = "killed"
+                    yield KillCopy(number, "rows for which another had no memory left need a fresh one")
+                    return
+
     def _starts(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
             if copy.state == "absent" and self._lanes:
-                copy.state, copy.since = "starting", now
+                copy.state, copy.since, copy.runs = "starting", now, 0
                 yield StartCopy(number)
 
     def _runs(self, now: float) -> Iterator[Command]:
@@ -344,6 +400,7 @@ class Desk:
             for number, copy in enumerate(self._copies):
                 if copy.state == "ready" and len(copy.batches) == held and (batch := self._next(copy, now)) is not None:
                     copy.batches.append(batch)
+                    copy.runs += 1
                     self._begin(copy, now)
                     yield RunBatch(number, batch)
 
@@ -351,10 +408,11 @@ class Desk:
         ahead = len(copy.batches) >= self._at_once
         if any(batch.suspect for batch in copy.batches):
             return None
-        if self._again:
-            if ahead or (self._again[0].suspect and copy.batches):
+        if (again := self._first_again(copy)) is not None:
+            if ahead or (again.suspect and copy.batches):
                 return None
-            return self._again.popleft()
+            self._again.remove(again)
+            return again
         self._batcher.aim = copy.aiming.aim()
         flush = (
             self._has_place(copy)
@@ -366,6 +424,11 @@ class Desk:
             return None
         self._numbers += 1
         return Batch(self._numbers, spans, self._batcher.aim)
+
+    def _first_again(self, copy: _Copy) -> Batch | None:
+        """The first that may run there: what needs a fresh process goes first in one, and nowhere else."""
+        fresh = (batch for batch in self._again if batch.fresh and not copy.runs)
+        return next(itertools.chain(fresh, (batch for batch in self._again if not batch.fresh)), None)
 
     def _nobody_can_add(self) -> bool:
         return len(self._waiting) == len(self._lanes)
@@ -398,3 +461,7 @@ class Desk:
                 self._of_lane[lane].discard(number)
                 if self._waiting.get(lane) == number:
                     del self._waiting[lane]
+
+
+def rows_told(rows: int) -> str:
+    return "a row" if rows == 1 else f"{rows} rows"

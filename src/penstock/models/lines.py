@@ -92,7 +92,7 @@ class Client:
 class Model:
     """The process that holds one copy."""
 
-    def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector) -> None:
+    def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector, dumps: bool) -> None:
         self.copy = copy
         self.sent: set[int] = set()  # parcels whose rows it has
         self.ended = 0.0  # when its last batch did
@@ -101,7 +101,8 @@ class Model:
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
         ours, theirs = map(above_standard, socket.socketpair())
         with theirs:
-            arguments = [theirs.fileno(), spec.concurrent, "untimed" if spec.timeout is None else "timed"]
+            timed = "untimed" if spec.timeout is None else "timed"
+            arguments = [theirs.fileno(), spec.concurrent, timed, "dumps" if dumps else "silent"]
             self.process: subprocess.Popen[bytes] = start_interpreter(
                 "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
             )

@@ -110,7 +110,7 @@ class Answers(NamedTuple):
 
     pieces: list[Piece]  # by ticket
     payload: Payload
-    failures: Any  # by position among these rows
+    failures: Any  # by position among these rows; None for a row that runs again, and is answered later
     wrapped: tuple[str | None] | None = None  # the answers are PredictionResults of the rows themselves, by this model
 
 
@@ -138,6 +138,12 @@ class Report(NamedTuple):
     note: str | None = None
 
 
+class Happened(NamedTuple):
+    """An event for people, told to one of the clients, which logs it."""
+
+    what: str
+
+
 # Between the broker and the model's process.
 
 
@@ -153,6 +159,7 @@ class Run(NamedTuple):
     readers: list[int]  # for each piece, who gets its answers
     new: list[tuple[int, Payload, bytes]]  # entries that are not there yet, and how they are called
     done: list[int]  # entries that are not needed after this batch
+    final: bool = False  # whatever comes of it counts: a row that does not fit in this fresh process never does
 
 
 class Loaded(NamedTuple):
@@ -173,11 +180,12 @@ class Calling(NamedTuple):
 class Ran(NamedTuple):
     batch: int
     seconds: float
-    answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position
+    answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position, None: it runs again
     wrapped: tuple[str | None] | None  # as in Answers
     calls: int  # of the model
     out_of_memory: int | None  # the least number of rows that did not fit, if any did not
     size: int | None  # bytes of the batch, if they were counted
+    again: list[int] = []  # rows that did not fit alone; all: there are no answers
 
 
 class Raised(NamedTuple):

@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
     answers: Any  # one for each row: a list, or an Arrow array
     failures: Mapping[int, Any]  # of rows that have no answer, by position
     calls: int = 1
+    again: Sequence[int] = ()  # rows that have neither: they are to run in a fresh process
     out_of_memory: int | None = None
     size: int | None = None  # bytes of the batch, if they were counted
 
@@ -51,8 +52,9 @@ class Served(Protocol):
     def load(self) -> tuple[float, int]:
         """Load the model: the seconds and the bytes that it took."""
 
-    def run(self, batch: Block, how: Any, calling: Callable[[], None]) -> Outcome:
-        """The answers to a batch; calling() before each call of the model."""
+    def run(self, batch: Block, how: Any, calling: Callable[[], None], final: bool) -> Outcome:
+        """The answers to a batch; calling() before each call of the model. Unless it is final, rows that do not fit alone
+        are left for a fresh process."""
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
@@ -66,16 +68,18 @@ class _Job(NamedTuple):
     how: Any
     readers: list[int]
     sizes: list[int]  # rows of each piece
+    final: bool
 
 
-def main(descriptor: str, concurrent: str, timed: str) -> None:
-    """The entry of a fresh interpreter: the socket's descriptor, how many batches run at once, whether calls are timed."""
+def main(descriptor: str, concurrent: str, timed: str, dumps: str) -> None:
+    """The entry of a fresh interpreter: the socket's descriptor, how many batches run at once, whether calls are timed,
+    and whether it says where it crashed: a row that kills one process after the other does so in one place."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):  # the broker ignores them, and what a process ignores its children do
         signal.signal(number, signal.SIG_DFL)
     _die_with_parent()
-    if sys.stderr is not None:
-        faulthandler.enable()
+    if sys.stderr is not None and dumps == "dumps":
+        faulthandler.enable(all_threads=False)
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     _Server(Channel(socket.socket(fileno=int(descriptor)), plain=True), int(concurrent), timed == "timed").serve()
 
@@ -129,8 +133,14 @@ class _Server:
     def _run(self, served: Served, job: _Job) -> None:
         started = time.perf_counter()
         try:
-            outcome = served.run(job.rows, job.how, lambda: self._send(Calling(job.batch)) if self._timed else None)
+            calling = lambda: self._send(Calling(job.batch)) if self._timed else None  # noqa: E731
+            outcome = served.run(job.rows, job.how, calling, job.final)
             seconds = time.perf_counter() - started
+            again = list(outcome.again)
+            if len(again) == sum(job.sizes):
+                self._send(Ran(job.batch, seconds, [], None, outcome.calls, outcome.out_of_memory, outcome.size, again))
+                return
+            outcome = outcome._replace(failures={**outcome.failures, **dict.fromkeys(again)})
             bare, wrapped = _unwrapped(outcome, job.rows)
             try:
                 packed = _packed_by_reader(bare, job, served.step)
@@ -154,7 +164,8 @@ class _Server:
                 payload = self._segments.ref(segments[-1], len(segments) - 1)
             answers.append((reader, payload, failures))
         fds = [segment.fd for segment in segments]
-        self._send(Ran(job.batch, seconds, answers, wrapped, outcome.calls, outcome.out_of_memory, outcome.size), fds)
+        ran = Ran(job.batch, seconds, answers, wrapped, outcome.calls, outcome.out_of_memory, outcome.size, again)
+        self._send(ran, fds)
         for segment in segments:
             self._segments.done(segment)
 
@@ -181,7 +192,7 @@ class _Server:
             pieces = [(*self._entry(number), start, stop) for number, start, stop in message.pieces]
             rows = gather([(block, start, stop) for block, _, start, stop in pieces])
             sizes = [stop - start for _, _, start, stop in pieces]
-            return _Job(message.batch, rows, pieces[0][1], message.readers, sizes)
+            return _Job(message.batch, rows, pieces[0][1], message.readers, sizes, message.final)
         except Exception as exc:  # a row whose class cannot be imported here, or whose unpickling raises
             what = f"rows cannot be unpickled in the model's process ({type(exc).__name__}: {safe_str(exc)})"
             error = NotShippableError(f"step {self._step!r}: {what}")

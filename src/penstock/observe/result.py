@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.errors import UsageError
 from penstock.observe.metrics import Metrics
 
 MESSAGES = 64  # of errors that are told apart, for each step
@@ -69,4 +70,6 @@ class RunResult:
 
     def rows_out(self, step: str) -> int:
         """How many rows a step gave."""
+        if step not in self.counts:
+            raise UsageError(f"there is no step {step!r}; the steps are {', '.join(map(repr, self.counts))}")
         return self.counts[step].rows_out

@@ -102,17 +102,19 @@ class PCollection(Generic[T]):
 
 
 class Outputs(Generic[T]):
-    """The tagged outputs of one step: `outs.tag`, `outs["tag"]`, or unpacked in the order they were named."""
+    """The tagged outputs of one step: `outs.tag`, `outs["tag"]`, or unpacked in the order they were named. Outputs whose
+    names are numbers, those of a Partition, can be had by them: `outs[0]`."""
 
     def __init__(self, by_tag: Mapping[str, PCollection[T]], order: Sequence[str]) -> None:
         self._by_tag = dict(by_tag)
         self._order = tuple(order)
 
-    def __getitem__(self, tag: str) -> PCollection[T]:
+    def __getitem__(self, tag: str | int) -> PCollection[T]:
+        name = str(tag) if isinstance(tag, int) and not isinstance(tag, bool) else tag
         try:
-            return self._by_tag[tag]
+            return self._by_tag[name]  # type: ignore[index]
         except KeyError:
-            raise GraphError(f"there is no output {tag!r}; the outputs are {sorted(map(repr, self._by_tag))}") from None
+            raise GraphError(f"there is no output {tag!r}; the outputs are {', '.join(map(repr, self._order))}") from None
 
     def __getattr__(self, tag: str) -> PCollection[T]:
         if tag.startswith("__"):

@@ -9,6 +9,7 @@ from penstock.errors import UsageError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_ACCELERATORS = re.compile(r"(gpu|tpu|cuda|mps|xpu|hip|npu)(:\d+)?|type:.+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +42,10 @@ def resource_hints(
     """Check and normalise what a user wrote: min_ram="8GB" or bytes, cpus=2, accelerator="gpu"."""
     if cpus is not None and (not isinstance(cpus, int) or cpus < 1):
         raise UsageError(f"cpus={cpus!r}: expected a whole number of at least 1")
-    if accelerator is not None and (not isinstance(accelerator, str) or not accelerator):
-        raise UsageError(f'accelerator={accelerator!r}: expected a name such as "gpu"')
+    if accelerator is not None and not (isinstance(accelerator, str) and _ACCELERATORS.fullmatch(accelerator)):
+        raise UsageError(
+            f'accelerator={accelerator!r}: expected "gpu", "tpu", a device such as "cuda:1", or what Beam takes, "type:..."'
+        )
     ram = None if min_ram is None else parse_bytes(min_ram, "min_ram")
     return ResourceHints(min_ram=ram, cpus=cpus, accelerator=accelerator)
 

@@ -229,7 +229,10 @@ class Coordinator:
         return WorkerDiedError(
             f"a worker process died {task.troubles} times while it ran split {where} of stage {stage.index}, alone: {how}\n"
             f"  the stage's steps: {steps}\n"
-            "  look for a crash in native code or in load_model(), or a split that needs more memory than there is"
+            "  look for a crash in native code or in load_model(), or a split that needs more memory than there is\n"
+            "  if a row does it: .with_exception_handling(use_subprocess=True) on the step, or timeout=60 in place of it, "
+            "runs the step in a process of its own, finds the row and sends it to the failures; large_model=True of a "
+            "handler finds it too, and the error names it"
         )
 
     def _forget(self, task: Task) -> None:
