@@ -16,8 +16,8 @@ import pytest
 
 from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
-from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.failures import Failure
+from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
