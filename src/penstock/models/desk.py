@@ -19,6 +19,7 @@ from penstock.batching.entry import Entry
 from penstock.batching.isolation import Blame
 from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.batch import Batch, Hunt, Parcel
+from penstock.models.callers import Callers
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
@@ -84,11 +85,7 @@ class Desk:
         self._batcher: Batcher[Parcel] = Batcher(spec.limits)
         most = None if spec.timeout is None else spec.timeout / 4
         self._copies = [_Copy(Aiming(spec.limits, spec.by_length, most)) for _ in range(spec.copies)]
-        self._clients: set[int] = set()
-        self._lanes: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], int | None] = {}  # lanes that add nothing until this parcel is answered
-        self._left: dict[int, int] = {}  # rows of a parcel that are not answered
-        self._of_lane: dict[tuple[int, int], set[int]] = {}  # its parcels that are not answered
+        self._callers = Callers()
         self._again: deque[Batch] = deque()
         self._pending: list[Command] = []
         self._lonely_since: float | None = now
@@ -98,51 +95,44 @@ class Desk:
     # What clients do.
 
     def joined(self, client: int) -> None:
-        self._clients.add(client)
+        self._callers.clients.add(client)
         self._lonely_since = None
 
     def gone(self, client: int, now: float) -> None:
-        self._clients.discard(client)
-        for _, lane in [each for each in self._lanes if each[0] == client]:
+        self._callers.clients.discard(client)
+        for _, lane in [each for each in self._callers.lanes if each[0] == client]:
             self.closed(client, lane)
-        if not self._clients:
+        if not self._callers.clients:
             self._lonely_since = now
 
     def opened(self, client: int, lane: int) -> None:
-        self._lanes.add((client, lane))
+        self._callers.lanes.add((client, lane))
 
     def closed(self, client: int, lane: int) -> None:
         """What waits from there is forgotten; what runs, runs for nobody."""
-        self._lanes.discard((client, lane))
-        self._waiting.pop((client, lane), None)
-        for number in self._of_lane.pop((client, lane), ()):
-            self._left.pop(number, None)
+        self._callers.close((client, lane))
 
         def unwanted(parcel: Parcel) -> bool:
             return (parcel.client, parcel.lane) == (client, lane)
 
         self._batcher.discard(unwanted)
-        dropped = [batch for batch in self._again if not self._is_wanted(batch)]
+        dropped = [batch for batch in self._again if not self._callers.want(batch.spans)]
         self._again = deque(batch for batch in self._again if batch not in dropped)
         for hunt in [batch.hunt for batch in dropped if batch.hunt is not None]:
             self._part_is_known(hunt)
 
     def submitted(self, entry: Entry[Parcel], now: float) -> None:
-        self._left[entry.item.number] = entry.size
-        self._of_lane.setdefault((entry.item.client, entry.item.lane), set()).add(entry.item.number)
+        self._callers.submitted(entry)
         self._batcher.add(entry, now)
 
     def waits(self, client: int, lane: int, parcel: int | None) -> None:
-        """Until the rows of this parcel are answered; or, for None, until it goes on."""
-        if (client, lane) in self._lanes and (parcel is None or parcel in self._left):
-            self._waiting[client, lane] = parcel
+        self._callers.waits((client, lane), parcel)
 
     def goes(self, client: int, lane: int) -> None:
-        self._waiting.pop((client, lane), None)
+        self._callers.goes((client, lane))
 
     def is_left(self, number: int) -> bool:
-        """Whether some rows of a parcel are still to be answered."""
-        return number in self._left
+        return self._callers.is_left(number)
 
     # What processes do.
 
@@ -164,7 +154,7 @@ class Desk:
         if batch is not None:
             batches.remove(batch)
             self._begin(self._copies[copy], now)
-            self._settle(batch)
+            self._callers.settle(batch.spans)
             if batch.hunt is not None:
                 batch.hunt.found += failed
                 self._part_is_known(batch.hunt)
@@ -196,7 +186,7 @@ class Desk:
             hunt.kind, how = OUT_OF_MEMORY, NOT_ENOUGH
             hunt.restarts += not (known or hunt.fruitful)  # while rows are answered it leads somewhere
             hunt.fruitful = False
-        self._settle(Batch(0, answered))
+        self._callers.settle(answered)
         kill = KillCopy(copy, f"it had no memory left for {rows_told(len(rows))}, which a fresh one may have")
         return batch, [kill, *(self._hunt_on(hunt, None) if how is None else self._hunted(hunt, how))]
 
@@ -235,7 +225,7 @@ class Desk:
             if batch in ran:
                 batch.suspect = True
                 batch.deaths += len(ran) == 1
-            if not self._is_wanted(batch) and batch.hunt is None:
+            if not self._callers.want(batch.spans) and batch.hunt is None:
                 continue
             if batch not in ran or (len(ran) > 1 and self._spec.retry_safe) or self._is_to_run_again(batch):
                 self._again.appendleft(batch)
@@ -256,7 +246,7 @@ class Desk:
             batch.hunt.kind = kind
             return self._hunted(batch.hunt, how)
         if batch.rows == 1 or not self._spec.retry_safe:
-            self._settle(batch)
+            self._callers.settle(batch.spans)
             return [BreakBatch(batch, kind, how)]
         return self._hunt_on(Hunt(batch, kind, how), None)
 
@@ -285,7 +275,7 @@ class Desk:
                 return commands
             reply = None
             start, stop = hunt.asked = step.start, step.stop
-            rows = [n for n in range(start, stop) if n in hunt.unknown and hunt.rows[n][0].item.number in self._left]
+            rows = [n for n in range(start, stop) if n in hunt.unknown and self.is_left(hunt.rows[n][0].item.number)]
             if not rows:
                 continue  # they are answered, or nobody wants them
             if isinstance(step, Blame) and hunt.kind == TIMED_OUT:
@@ -317,7 +307,7 @@ class Desk:
         hunt.unknown.difference_update(left)
         self._numbers += 1
         batch = Batch(self._numbers, hunt.spans(left))
-        self._settle(batch)
+        self._callers.settle(batch.spans)
         return [BreakBatch(batch, hunt.kind, how)]
 
     # What to do now.
@@ -341,9 +331,6 @@ class Desk:
         if self._batcher.waiting and not self._again and any(self._has_place(copy) for copy in self._copies):
             times.append(self._lingers_until())
         return min(times, default=None)
-
-    def _is_wanted(self, batch: Batch) -> bool:
-        return any(span.entry.item.number in self._left for span in batch.spans)
 
     def _has_place(self, copy: _Copy) -> bool:
         """Whether a batch would run at once. Where batches take turns, it would only if there is none."""
@@ -390,7 +377,7 @@ class Desk:
 
     def _starts(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
-            if copy.state == "absent" and self._lanes:
+            if copy.state == "absent" and self._callers.lanes:
                 copy.state, copy.since, copy.runs = "starting", now, 0
                 yield StartCopy(number)
 
@@ -417,7 +404,7 @@ class Desk:
         flush = (
             self._has_place(copy)
             and bool(self._batcher.waiting)
-            and (self._nobody_can_add() or now >= self._lingers_until())
+            and (self._callers.nobody_can_add() or now >= self._lingers_until())
         )
         spans = self._batcher.take(-math.inf if ahead else now, flush=flush)
         if spans is None:
@@ -429,9 +416,6 @@ class Desk:
         """The first that may run there: what needs a fresh process goes first in one, and nowhere else."""
         fresh = (batch for batch in self._again if batch.fresh and not copy.runs)
         return next(itertools.chain(fresh, (batch for batch in self._again if not batch.fresh)), None)
-
-    def _nobody_can_add(self) -> bool:
-        return len(self._waiting) == len(self._lanes)
 
     def _lingers_until(self) -> float:
         """A free model waits for callers that could add rows: as long as the user said, or as its last batch took."""
@@ -448,19 +432,6 @@ class Desk:
         for batch in copy.batches[: self._at_once]:
             if batch.started is None:
                 batch.started = now
-
-    def _settle(self, batch: Batch) -> None:
-        for entry, start, stop in batch.spans:
-            number, lane = entry.item.number, (entry.item.client, entry.item.lane)
-            left = self._left.get(number)
-            if left is None:
-                continue  # nobody wants it any more
-            self._left[number] = left - (stop - start)
-            if not self._left[number]:
-                del self._left[number]
-                self._of_lane[lane].discard(number)
-                if self._waiting.get(lane) == number:
-                    del self._waiting[lane]
 
 
 def rows_told(rows: int) -> str:

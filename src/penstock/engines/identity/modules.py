@@ -33,10 +33,8 @@ def origin_of(module: object) -> Origin:
 def _origin(name: str, file: str | None) -> Origin:
     file = file or ""
     top = name.partition(".")[0]
-    is_python_s = not file.endswith(".py") or file.startswith(
-        _STANDARD_LIBRARY
-    )  # a file beside a script may have such a name
-    if top == "penstock" or (top in sys.stdlib_module_names and is_python_s):
+    is_elsewhere = file.endswith(".py") and not file.startswith(_STANDARD_LIBRARY)  # named alike, beside a script
+    if top == "penstock" or (top in sys.stdlib_module_names and not is_elsewhere):
         return "known"
     return "library" if "site-packages" in file or "dist-packages" in file else "user"
 
