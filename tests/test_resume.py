@@ -742,6 +742,30 @@ def test_a_sink_that_writes_at_least_once_says_so(tmp_path):
     assert "can be resumed: output becomes visible split by split" in p.explain()
 
 
+def test_a_handler_that_names_no_files_is_told_of(tmp_path):
+    class Length(ps.ModelHandler):
+        files = ()
+
+        def model_files(self):
+            return self.files
+
+        def load_model(self):
+            return len
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [model(row) for row in batch]
+
+    class FromFile(Length):
+        files = ("weights",)
+
+    p = ps.Pipeline(run_dir=tmp_path / "run")
+    rows = p | ps.Create(["a"])
+    for label, handler in {"with": FromFile(), "without": Length()}.items():
+        rows | label >> ps.RunInference(handler) | f"{label} out" >> ps.WriteToParquet(tmp_path / label)
+    told = [line for line in p.explain().splitlines() if "a model that has changed is not noticed" in line]
+    assert [line.split("'")[1] for line in told] == ["without"]
+
+
 # What a reviewer found.
 
 

@@ -19,6 +19,10 @@ def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) 
     lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
     if journaled:
         lines.append("can be resumed: output becomes visible split by split (run_dir)")
+        lines += [
+            f"  step {label!r}: its handler names no files in model_files(), so a model that has changed is not noticed"
+            for label in _without_model_files(plan)
+        ]
     for pool in pools.pools:
         lines.append(_pool_line(pool, pools.in_process))
     for stage in plan.stages:
@@ -32,6 +36,12 @@ def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) 
                 replace(around, workers=pools.of_stage(stage.index).size.workers, in_process=pools.in_process),
             )
     return "\n".join(lines)
+
+
+def _without_model_files(plan: Plan) -> list[str]:
+    steps = [(step.label, step.transform) for stage in plan.stages for step in stage.steps()]
+    models = [(label, each.path.model_handler) for label, each in steps if isinstance(each, RunInference)]
+    return [label for label, handler in models if not handler.model_files()]
 
 
 def _pool_line(pool: Pool, in_process: bool) -> str:
