@@ -46,6 +46,33 @@ def test_csv_keeps_the_contract_of_a_source(tmp_path: Path) -> None:
     assert len(ReadFromCsv(tmp_path).source.splits(SplitGoal(max_bytes=1))) == 2
 
 
+@pytest.mark.parametrize("start", ["", "\n" * 9000, "\ufeff"], ids=["plain", "blank lines", "byte order mark"])
+def test_without_line_ends_in_fields_a_file_is_cut(tmp_path: Path, start: str) -> None:
+    expected = [{"id": str(i), "text": f'line "{i}", and more' * (i % 4)} for i in range(4000)]
+    for name, columns in (("a.csv", ["id", "text"]), ("b.csv", ["text", "id"])):  # each has its own order
+        with open(tmp_path / name, "w", newline="") as file:
+            file.write(start)
+            table = csv.DictWriter(file, columns)
+            table.writeheader()
+            table.writerows(expected)
+    source = ReadFromCsv(tmp_path, multiline=False).source
+    check_source(source, [*expected, *expected])
+    assert len(source.splits(SplitGoal(max_bytes=20_000))) > 8
+    names = ReadFromCsv(tmp_path / "a.csv", multiline=False, header=["x", "y"]).source
+    assert [row["x"] for row in rows(names)] == ["id", *map(str, range(4000))]
+
+
+@settings(max_examples=200)
+@given(bad=st.integers(0, 299), size=st.integers(4096, 9000))
+def test_a_line_end_in_a_field_never_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, bad: int, size: int) -> None:
+    """Wherever the file is cut: before, in or after the field."""
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path.write_text("a,b\n" + "".join(f'{i},"{"x" * 50}{chr(10) * (i == bad)}{"x,y" * 20}"\n' for i in range(300)))
+    source = ReadFromCsv(path, multiline=False).source
+    with pytest.raises(InputError, match=r"a\.csv, line .*multiline=True"):
+        [row for split in source.splits(SplitGoal(max_bytes=size)) for block in source.read(split) for row in block]
+
+
 def test_given_names_delimiter_byte_order_mark_and_compression(tmp_path: Path) -> None:
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress("\ufeff1\tone\r\n\r\n2\t\r\n".encode()))
     source = ReadFromCsv(tmp_path / "*.tsv.gz", delimiter="\t", header=["id", "name"]).source
@@ -99,9 +126,12 @@ def test_a_name_twice_in_a_header(tmp_path: Path) -> None:
         rows(ReadFromCsv(tmp_path / "twice.csv").source)
 
 
-@pytest.mark.parametrize("options", [{"delimiter": ",,"}, {"delimiter": '"'}, {"header": False}, {"header": ["a", "a"]}])
+@pytest.mark.parametrize(
+    "options",
+    [{"delimiter": ",,"}, {"delimiter": '"'}, {"header": False}, {"header": ["a", "a"]}, {"multiline": "no"}],
+)
 def test_wrong_options(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"ReadFromCsv\((delimiter|header)=.*: expected"):
+    with pytest.raises(UsageError, match=r"ReadFromCsv\((delimiter|header|multiline)=.*: expected"):
         ReadFromCsv("a.csv", **options)
     with pytest.raises(UsageError, match=r"WriteToCsv\(columns='ab'\): expected a list of names"):
         WriteToCsv("out", columns="ab")

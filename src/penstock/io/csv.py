@@ -1,9 +1,14 @@
-"""CSV files, each read as one piece: a quoted field may hold line ends, so a file cannot be cut without reading it."""
+"""CSV files, each read as one piece: a quoted field may hold line ends, so a file cannot be cut without reading it.
+
+Where the user says that none does, files are cut like other lines. A field that does all the same is an error, wherever the
+file was cut: its record ends on another line than it begins on, or does not end in its piece.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +17,7 @@ from typing import Any
 from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
-from penstock.io.lines import LineRange, blocks_of, count_small, line_runs
+from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
 from penstock.io.parts import FileSink, FileWriter, Places
 from penstock.io.records import LEAVES, named_fields, plain
 from penstock.io.sink import Part, Write
@@ -24,28 +29,33 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class CsvSplit:
-    """Whole files, with the columns that all of them must have."""
+    """Whole files, or ranges of them, with the columns that all of them must have."""
 
     files: tuple[LineRange, ...]
     columns: tuple[str, ...]
     columns_from: str  # where those names were found
+    multiline: bool  # fields may hold line ends: these are whole files
 
 
 class CsvSource(FileSource[dict[str, str]]):
     """The rows of CSV files, as dicts of text."""
 
-    def __init__(self, pattern: str, delimiter: str, names: tuple[str, ...] | None) -> None:
+    def __init__(self, pattern: str, delimiter: str, names: tuple[str, ...] | None, multiline: bool) -> None:
         super().__init__(pattern)
         self.delimiter = delimiter
+        self.multiline = multiline
         self.names = names  # None: the first row of each file has them
 
     def splits(self, goal: SplitGoal) -> Sequence[CsvSplit]:
         files = [file for file in self.inputs() if file.size]
         columns, found_in = self._columns([LineRange(file.path, 0, file.size) for file in files])
         files = [file for file in files if self.is_wanted(file.path)]
-        pieces = [(LineRange(file.path, 0, file.size), file.size) for file in files]
-        target = goal.target_bytes(sum(file.size for file in files))
-        return [CsvSplit(packed, columns, found_in) for packed in pack(pieces, target)]
+        if self.multiline:
+            pieces = [(LineRange(file.path, 0, file.size), file.size) for file in files]
+            packed = pack(pieces, goal.target_bytes(sum(file.size for file in files)))
+        else:
+            packed = cut_for(files, goal)
+        return [CsvSplit(each, columns, found_in, self.multiline) for each in packed]
 
     def paths_of(self, split: CsvSplit) -> set[str]:
         return {file.path for file in split.files}
@@ -60,22 +70,25 @@ class CsvSource(FileSource[dict[str, str]]):
         if self.names is not None:
             return self.names, "header="
         for file in files:
-            if header := next(self._records(file), None):
+            if header := next(self._records(file, self.multiline), None):
                 return tuple(header[1]), file.path
         return (), self.pattern
 
     def _groups(self, file: LineRange, split: CsvSplit) -> Iterator[tuple[list[dict[str, str]], int]]:
         """The rows of one file, a few hundred at a time, with about their bytes."""
-        records = self._records(file)
+        records = self._records(file, split.multiline)
         columns = list(split.columns)
-        if self.names is None:
+        if self.names is None and file.start <= _first_line(file.path):
             columns = self._header(records, file.path, split)
+        elif self.names is None:
+            beginning = self._records(LineRange(file.path, 0, sys.maxsize), split.multiline)
+            columns = self._header(beginning, file.path, split)
         rows: list[dict[str, str]] = []
         size = 0
         for number, record in records:
             if len(record) != len(columns):
                 raise InputError(
-                    f"{file.path}, line {number}: {len(record)} columns, expected {len(columns)} ({_listed(columns)}); "
+                    f"{_place(file, number)}: {len(record)} columns, expected {len(columns)} ({_listed(columns)}); "
                     f"correct the line, or check delimiter={self.delimiter!r}"
                 )
             rows.append(dict(zip(columns, record, strict=True)))
@@ -96,20 +109,35 @@ class CsvSource(FileSource[dict[str, str]]):
             )
         return header
 
-    def _records(self, file: LineRange) -> Iterator[tuple[int, list[str]]]:
+    def _records(self, file: LineRange, multiline: bool) -> Iterator[tuple[int, list[str]]]:
         """Every record but blank lines, with the number of its last line."""
         if csv.field_size_limit() < MAX_FIELD_CHARS:
             csv.field_size_limit(MAX_FIELD_CHARS)  # of the whole process; the default is 128 KiB
         reader = csv.reader(_lines(file), delimiter=self.delimiter, strict=True)
+        allowed = "" if multiline else ", and without line ends (or pass multiline=True)"
         try:
-            for record in reader:
+            for number, record in enumerate(reader, start=1):
+                if reader.line_num != number and not multiline:
+                    raise csv.Error("a field goes on in the next line")
                 if record:
                     yield reader.line_num, record
         except csv.Error as exc:
             raise InputError(
-                f"{file.path}, line {reader.line_num}: not CSV: {exc}; "
-                'expected quoted fields as "...", with quotes inside them doubled'
+                f"{_place(file, reader.line_num)}: not CSV: {exc}; "
+                f'expected quoted fields as "...", with quotes inside them doubled{allowed}'
             ) from exc
+
+
+def _place(file: LineRange, line: int) -> str:
+    return f"{file.path}, line {line}" + (f" of those from byte {file.start:,} on" if file.start else "")
+
+
+def _first_line(path: str) -> int:
+    """The byte at which the first line stands that is not blank."""
+    for run in line_runs(LineRange(path, 0, sys.maxsize)):
+        if rest := run.data.lstrip(b"\r\n"):
+            return run.offset + len(run.data) - len(rest)
+    return sys.maxsize
 
 
 def _lines(file: LineRange) -> Iterator[str]:
@@ -191,18 +219,26 @@ class ReadFromCsv(Read[dict[str, str]]):
     """One dict of text for each record: {column: field}. Blank lines are skipped. Files are found as by ReadFromText.
 
     The names of the columns are in the first record of each file, the same in all files, or given as `header=[names]`
-    for files without a header. Fields are quoted with '"'. Each file is one piece of work: many files are read at the
-    same time, one large file is not.
+    for files without a header. Fields are quoted with '"', and may hold line ends: so each file is one piece of work, and
+    many files are read at the same time, one large file is not. `multiline=False` says that no field holds a line end (it is
+    an error if one does), and a large file is cut into pieces.
     """
 
     def __init__(
-        self, pattern: str | os.PathLike[str], *, delimiter: str = ",", header: bool | Sequence[str] = True
+        self,
+        pattern: str | os.PathLike[str],
+        *,
+        delimiter: str = ",",
+        header: bool | Sequence[str] = True,
+        multiline: bool = True,
     ) -> None:
         self.pattern = checked_path(pattern, "ReadFromCsv")
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise UsageError(f"ReadFromCsv(delimiter={delimiter!r}): expected one character, such as ',' or '\\t'")
+        if not isinstance(multiline, bool):
+            raise UsageError(f"ReadFromCsv(multiline={multiline!r}): expected True or False")
         names = None if header is True else _checked_names(header, "ReadFromCsv(header=", "True, or a list of names")
-        super().__init__(CsvSource(self.pattern, delimiter, names))
+        super().__init__(CsvSource(self.pattern, delimiter, names, multiline))
 
     def default_label(self) -> str:
         return f"ReadFromCsv({short_name(self.pattern)})"

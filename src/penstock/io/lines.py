@@ -72,6 +72,14 @@ class LineRun:
         return self.offset + sum(len(one) + 1 for one in self.data.split(b"\n", line)[:line])
 
 
+def cut_for(files: Sequence[InputFile], goal: SplitGoal) -> list[tuple[LineRange, ...]]:
+    """Splits as they are asked for. How many lines there are is guessed."""
+    total = sum(file.size for file in files)
+    if total > LEAST_SPLIT_BYTES:
+        goal = goal.for_rows(round(total / _line_bytes(files)))
+    return cut_lines(files, goal.target_bytes(total, LEAST_SPLIT_BYTES))
+
+
 def cut_lines(files: Iterable[InputFile], target: int) -> list[tuple[LineRange, ...]]:
     """Splits of about `target` bytes: large plain files in even ranges, small ones together, empty ones left out."""
     return pack((piece for file in files for piece in _ranges(file, target)), target)
@@ -177,11 +185,7 @@ class TextSource(FileSource[str]):
     """The lines of text files."""
 
     def splits(self, goal: SplitGoal) -> Sequence[tuple[LineRange, ...]]:
-        files = [file for file in self.inputs() if self.is_wanted(file.path)]
-        total = sum(file.size for file in files)
-        if total > LEAST_SPLIT_BYTES:
-            goal = goal.for_rows(round(total / _line_bytes(files)))
-        return cut_lines(files, goal.target_bytes(total, LEAST_SPLIT_BYTES))
+        return cut_for([file for file in self.inputs() if self.is_wanted(file.path)], goal)
 
     def paths_of(self, split: tuple[LineRange, ...]) -> set[str]:
         return {piece.path for piece in split}
