@@ -194,6 +194,28 @@ def test_hosts_killed_at_random(mine, tmp_path, workers):
     assert p.result.metrics.counter("num_inferences") >= 1
 
 
+@pytest.mark.parametrize("deaths", [2, rendezvous.STARTS])
+def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, monkeypatch, deaths):
+    started, start = [], Address._start
+
+    def and_die(address, spec):
+        process = start(address, spec)
+        started.append(process)
+        if len(started) <= deaths:
+            process.kill()
+            process.wait()
+        return process
+
+    monkeypatch.setattr(Address, "_start", and_die)
+    rows = ps.Pipeline(workers=0) | ps.Create([1, 2]) | ps.RunInference(Triples(tmp_path, large_model=True))
+    if deaths == rendezvous.STARTS:
+        with pytest.raises(EngineError, match=f"died {deaths} times before it could be reached"):
+            rows.collect()
+    else:
+        assert rows.collect() == [3, 6]
+        assert len(started) == deaths + 1
+
+
 def test_arrays_survive_the_deaths_of_hosts(mine, tmp_path):
     """Rows in shared memory are submitted again from there, as they were: this model changes its own."""
     import numpy as np

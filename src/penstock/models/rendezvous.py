@@ -31,6 +31,7 @@ from penstock.transport.channel import Channel, anonymous_file, write_all
 from penstock.transport.interpreters import above_standard, start_interpreter
 
 BACKLOG = 256
+STARTS = 5  # of a host that dies before it is reached
 
 _children: dict[str, list[subprocess.Popen[bytes]]] = {}  # hosts that this process has started, by folder
 
@@ -96,11 +97,14 @@ class Address:
                 return sock
             children = _children.setdefault(self.folder, [])
             children[:] = [child for child in children if child.poll() is None]
-            children.append(self._start(spec))
-            sock = self.connect()
-            if sock is None:
-                raise EngineError(f"the model host at {self.socket_path} could not be reached after it was started")
-            return sock
+            for _ in range(STARTS):  # it may be killed before it is reached
+                children.append(self._start(spec))
+                sock = self.connect()
+                if sock is not None:
+                    return sock
+            raise EngineError(
+                f"the model host at {self.socket_path} died {STARTS} times before it could be reached; see what it printed"
+            )
 
     def connect(self) -> socket.socket | None:
         """A connection to the host, if one is there and it is this user's."""
