@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.batching.entry import LOOKAHEAD
 from penstock.engines.local.outcomes import SplitId
@@ -15,25 +15,32 @@ from penstock.io.source import Source, SplitGoal
 from penstock.options import RunOptions
 
 FEW_SPLITS_PER_SLOT = 2
-BATCHES_PER_SPLIT = 4  # at least, where rows can be counted: the last batch of a split may be small
-BATCHES_PER_COMMIT = 1  # the same where splits are committed: what was not is lost when a process dies
-SPLITS_PER_SLOT = 8  # at least, so that the last splits to finish leave no core idle for long
-COMMITS_PER_SLOT = 64  # the same where splits are committed: a process that dies loses at most that share of the work
+
+
+class Fineness(NamedTuple):
+    """How small splits may get, and how large they should not be."""
+
+    splits: int  # for each slot, at least: so that the last ones to finish leave no core idle for long
+    batches: int  # in a split, at least: its last one may be small
+    to_choose_from: int  # rows in a split, at least, where one slot has rows of like length to find
+
+
+AT_ONCE = Fineness(splits=8, batches=4, to_choose_from=LOOKAHEAD[1])
+COMMITTED = Fineness(splits=64, batches=1, to_choose_from=16_384)  # what was not committed is lost when a process dies
 
 
 def split_goals(plan: Plan, pools: Pools, *, journaled: bool = False) -> list[SplitGoal]:
     """How finely each source is cut."""
-    batches, splits = (BATCHES_PER_COMMIT, COMMITS_PER_SLOT) if journaled else (BATCHES_PER_SPLIT, SPLITS_PER_SLOT)
-    return [_goal(stage, pools, batches, splits) for stage, _, _, _ in plan.sources()]
+    return [_goal(stage, pools, COMMITTED if journaled else AT_ONCE) for stage, _, _, _ in plan.sources()]
 
 
-def _goal(stage: Stage, pools: Pools, batches: int, splits: int) -> SplitGoal:
+def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
     slots = pools.of_stage(stage.index).size
     at_once = slots.workers * slots.slots
-    rows = max(batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
+    rows = max(fineness.batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
     if at_once == 1 and measures_length(stage):
-        rows = max(rows, LOOKAHEAD[1])  # nothing is gained by small splits, and much by many rows to choose from
-    return SplitGoal(min_splits=splits * at_once, min_rows=rows, at_once=at_once)
+        rows = max(rows, fineness.to_choose_from)  # there is nobody to share with, and like lengths are found among many
+    return SplitGoal(min_splits=fineness.splits * at_once, min_rows=rows, at_once=at_once)
 
 
 def cut(source: Source[Any], position: int, goal: SplitGoal, first: int = 0) -> list[tuple[SplitId, Any]]:
