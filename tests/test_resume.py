@@ -766,7 +766,7 @@ def test_a_handler_that_names_no_files_is_told_of(tmp_path):
     assert [line.split("'")[1] for line in told] == ["without"]
 
 
-# What a reviewer found.
+# Rarer ways to go wrong.
 
 
 def two_branches(folder, order, stop_at=None, **options):
