@@ -218,7 +218,7 @@ def make_inputs(job: str, folder: Path) -> None:
         pq.write_table(pa.table({"id": [f"b{n}" for n in range(900)], "n": list(range(900))}), folder / "in" / "b.parquet")
     else:
         words = ["a", "film", "that", "one", "would", "like", "to", "see", "again", "for", "its", "music", "and", "light"]
-        texts = [" ".join(words[n % 7 : n % 7 + 2 + n % 11] * (1 + n % 3)) for n in range(600)]
+        texts = [" ".join(words[n % 7 : n % 7 + 2 + n % 11] * (1 + n % 3)) for n in range(1300)]  # 256 in a split
         (folder / "in" / "texts.txt").write_text("".join(f"{n} {text}\n" for n, text in enumerate(texts)))
 
 
