@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +86,27 @@ def test_one_small_row_group_is_cut_as_finely_as_asked(tmp_path: Path) -> None:
     splits = source.splits(SplitGoal(min_splits=20))
     sizes = [sum(block.num_rows for block in source.read(split)) for split in splits]
     assert sizes == [50] * 20
+
+
+@pytest.mark.parametrize(("groups", "splits"), [(4, range(100, 140)), (40, range(40, 41)), (400, range(100, 140))])
+def test_row_groups_are_cut_only_where_they_are_few(tmp_path: Path, groups: int, splits: range) -> None:
+    pq.write_table(table(0, 4000), tmp_path / "a.parquet", row_group_size=4000 // groups)
+    source = source_of(tmp_path / "a.parquet")
+    found = source.splits(SplitGoal(min_splits=128, at_once=2))
+    assert len(found) in splits
+    assert [i for split in found for block in source.read(split) for i in block["id"].to_pylist()] == list(range(4000))
+
+
+@given(seed=st.integers(0, 10**6), group=st.integers(20, 400))
+def test_ranges_are_read_in_any_order_by_one_reader(tmp_path_factory: pytest.TempPathFactory, seed: int, group: int) -> None:
+    path = tmp_path_factory.mktemp("parquet") / "one.parquet"
+    pq.write_table(table(0, 400), path, row_group_size=group)
+    source = source_of(path)
+    splits = source.splits(SplitGoal(min_splits=20, at_once=20))
+    found = {}
+    for at in random.Random(seed).sample(range(len(splits)), len(splits)):
+        found[at] = [i for block in source.read(splits[at]) for i in block["id"].to_pylist()]
+    assert [i for at in sorted(found) for i in found[at]] == list(range(400))
 
 
 def test_blocks_are_tables_of_bounded_size(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ BLOCK_ROWS, BLOCK_BYTES = 64 << 10, 16 << 20  # what read() yields at most, abou
 BATCH_ROWS = 4096  # decoded at once: text that repeats is far larger in memory than the file says
 FOOTER_THREADS = 16
 MOST_RANGES = 8  # of one row group, if no more are asked for: every worker may have to read the group from its start
+ENOUGH_GROUPS = 8  # for each split that is worked on at a time: where there are so many, only huge ones are cut
 COMPRESSIONS = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
 
 
@@ -71,7 +72,9 @@ class ParquetSource(FileSource[dict[str, Any]]):
         goal = goal.for_rows(sum(rows for footer in footers for rows, _ in footer.groups))
         target = goal.target_bytes(sum(size for footer in footers for _, size in footer.groups), least=1)
         most = max(goal.min_splits, MOST_RANGES)
-        pieces = (piece for footer in footers for piece in _ranges(footer, target, most))
+        groups = sum(len(footer.groups) for footer in footers)
+        largest = goal.max_bytes if groups >= ENOUGH_GROUPS * goal.at_once else target
+        pieces = (piece for footer in footers for piece in _ranges(footer, largest, most))
         return [ParquetSplit(packed, schema) for packed in files.pack(pieces, target)]
 
     def paths_of(self, split: ParquetSplit) -> set[str]:
