@@ -10,7 +10,8 @@
            |  chunks for the next stage ---------+--- chunks for collect() ---> rows, in the order of their keys
            |                                     '--- parts (aside) -----------> published when the whole run is done;
                                                         with a journal, when all that a source's split became is done:
-                                                        prepared -> published -> done (commits.py), while workers work
+                                                        prepared -> published -> done (commits.py), while workers work;
+                                                        its files are looked at before it is assigned and prepared
 
 The loop blocks in one place, workers.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
 without a trace and runs again.
