@@ -13,7 +13,8 @@ from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
 from penstock.models import desk as desks
 from penstock.models.batch import Batch, Parcel
-from penstock.models.desk import BreakBatch, Desk, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.commands import BreakBatch, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.desk import Desk
 from penstock.models.messages import HostSpec
 
 # Random runs.

@@ -20,7 +20,8 @@ from typing import Any
 from penstock.batching.entry import Entry
 from penstock.errors import ModelLoadError
 from penstock.models.batch import Batch, Parcel
-from penstock.models.desk import BreakBatch, Command, Desk, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.desk import Desk
 from penstock.models.lines import Client, Held, Model
 from penstock.models.messages import (
     Answers,

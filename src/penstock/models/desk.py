@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
@@ -20,6 +19,7 @@ from penstock.batching.isolation import Blame
 from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.batch import Batch, Hunt, Parcel
 from penstock.models.callers import Callers
+from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
@@ -27,44 +27,6 @@ HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have co
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 NOT_ENOUGH = "the model's process had not enough memory"
 LINGER = (0.002, 1.0)  # seconds that a free model waits at most for rows that may come: the least, the most
-
-
-# Commands.
-
-
-class StartCopy(NamedTuple):
-    copy: int
-
-
-class KillCopy(NamedTuple):
-    copy: int
-    why: str
-
-
-class RunBatch(NamedTuple):
-    copy: int
-    batch: Batch
-
-
-class BreakBatch(NamedTuple):
-    """Nobody will answer these rows."""
-
-    batch: Batch
-    kind: str
-    message: str
-
-
-class GiveUp(NamedTuple):
-    """No copy can be loaded: the host ends, and everybody is told why."""
-
-    message: str
-
-
-class End(NamedTuple):
-    """Nobody is there any more."""
-
-
-Command: TypeAlias = StartCopy | KillCopy | RunBatch | BreakBatch | GiveUp | End
 
 
 @dataclass(eq=False)

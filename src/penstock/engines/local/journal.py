@@ -18,10 +18,10 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from penstock.crashes import crash_point
 from penstock.engines.local.journal_errors import journal_errors, reading, unpickling
+from penstock.engines.local.journal_file import NAME, connect, reading_mode, remove, settle
 from penstock.engines.local.journal_values import name_of, not_picklable, storable
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.errors import EngineError
@@ -54,7 +54,6 @@ FACTS = {  # by name, each a JSON value
 }
 
 FORMAT = 1
-NAME = "journal.db"
 TRIES = 6  # at the log's removal, which has to wait for `penstock status`
 
 _TABLES = """
@@ -98,7 +97,7 @@ class Journal:
         new = f"{path}.new"
         remove(new)
         with journal_errors(path):
-            journal = cls(_connect(new, "rwc", log=False), path)  # a log could be left behind by the rename
+            journal = cls(connect(new, "rwc", log=False), path)  # a log could be left behind by the rename
             try:
                 journal._fill(facts, splits, files)
             except BaseException:
@@ -107,7 +106,7 @@ class Journal:
                 raise
             journal.close()
             crash_point()
-            _settle(path)
+            settle(path)
             os.replace(new, path)
             crash_point()
             sync_folder(folder)
@@ -118,7 +117,7 @@ class Journal:
     def open(cls, folder: str, *, read_only: bool = False) -> Journal:
         path = os.path.join(folder, NAME)
         with reading(path):
-            journal = cls(_connect(path, _reading_mode(path) if read_only else "rw"), path, read_only=read_only)
+            journal = cls(connect(path, reading_mode(path) if read_only else "rw"), path, read_only=read_only)
             try:
                 found = journal.fact("format")
             except BaseException:
@@ -366,38 +365,3 @@ class Journal:
                     self._db.execute("ROLLBACK")
                 raise
             crash_point()
-
-
-def _connect(path: str, mode: str, *, log: bool = True) -> sqlite3.Connection:
-    db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, isolation_level=None, timeout=10)
-    if mode.startswith("rw"):
-        os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
-        db.execute(f"PRAGMA journal_mode = {'WAL' if log else 'DELETE'}")
-        db.execute("PRAGMA synchronous = FULL")
-    return db
-
-
-def _reading_mode(path: str) -> str:
-    """While a process is at work there is a log. Without one, nothing but the file is looked at, and nothing is made."""
-    return "ro" if os.path.exists(f"{path}-wal") else "ro&immutable=1"
-
-
-def remove(path: str) -> None:
-    """Delete a journal, and what SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + suffix)
-
-
-def _settle(path: str) -> None:
-    """Put the log of a journal that is to be replaced into its file: left behind, it would be taken for the new one's."""
-    if os.path.exists(path):
-        with contextlib.suppress(sqlite3.Error):
-            db = _connect(path, "rw")
-            [(busy, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            db.close()
-            if busy:
-                raise EngineError(f"the journal {path} is being read by another process; try again in a moment")
-        for suffix in ("-wal", "-shm", "-journal"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + suffix)

@@ -8,7 +8,8 @@ import os
 import time
 from types import TracebackType
 
-from penstock.engines.local.journal import NAME, Journal, remove
+from penstock.engines.local.journal import Journal
+from penstock.engines.local.journal_file import NAME, remove
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
 from penstock.options import ASIDE

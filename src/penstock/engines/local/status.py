@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.engines.local.journal import NAME, Journal
+from penstock.engines.local.journal import Journal
+from penstock.engines.local.journal_file import NAME
 from penstock.engines.local.manifest import make_manifest, read_manifest
 from penstock.engines.local.run_dir import is_held
 from penstock.errors import InputError, UsageError

@@ -1,0 +1,47 @@
+"""The file of a journal, and what SQLite keeps beside it: opened, replaced, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from urllib.parse import quote
+
+from penstock.errors import EngineError
+
+NAME = "journal.db"
+
+
+def connect(path: str, mode: str, *, log: bool = True) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, isolation_level=None, timeout=10)
+    if mode.startswith("rw"):
+        os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
+        db.execute(f"PRAGMA journal_mode = {'WAL' if log else 'DELETE'}")
+        db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+def reading_mode(path: str) -> str:
+    """While a process is at work there is a log. Without one, nothing but the file is looked at, and nothing is made."""
+    return "ro" if os.path.exists(f"{path}-wal") else "ro&immutable=1"
+
+
+def remove(path: str) -> None:
+    """Delete a journal, and what SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+
+
+def settle(path: str) -> None:
+    """Put the log of a journal that is to be replaced into its file: left behind, it would be taken for the new one's."""
+    if os.path.exists(path):
+        with contextlib.suppress(sqlite3.Error):
+            db = connect(path, "rw")
+            [(busy, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            db.close()
+            if busy:
+                raise EngineError(f"the journal {path} is being read by another process; try again in a moment")
+        for suffix in ("-wal", "-shm", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
