@@ -15,12 +15,12 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
-from penstock.engines.identity import changes, describe_run
-from penstock.engines.identity.values import digests
-from penstock.engines.plan import make_plan
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.io.source import FileSource
+from penstock.journal.identity import changes, describe_run
+from penstock.journal.identity.values import digests
 from penstock.pipeline.pipeline import Graph
+from penstock.run.plan import make_plan
 
 
 def cell(source):

@@ -15,9 +15,9 @@ import pytest
 
 import penstock as ps
 from penstock.blocks import byte_size, size_of
-from penstock.engines.local.accounting import check_counts
 from penstock.errors import AccountingError, OutputError, StepError, UsageError
 from penstock.observe.result import StepCount
+from penstock.run.accounting import check_counts
 from penstock.transport.interpreters import describe_exit
 
 

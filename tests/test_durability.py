@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import penstock as ps
-from penstock.engines.local.journal import Journal
+from penstock.journal.journal import Journal
 
 FULL = 2  # SQLite's number for: each commit is synced
 

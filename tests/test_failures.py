@@ -11,12 +11,12 @@ import pytest
 
 import penstock as ps
 from penstock.batching.isolation import Blame, blamed, isolate
-from penstock.engines.local.accounting import check_counts
 from penstock.errors import AccountingError, PenstockError, StepError, TransientError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.model import ModelCopy
 from penstock.observe.result import StepCount
 from penstock.pipeline.pipeline import Graph
+from penstock.run.accounting import check_counts
 
 
 class Model(ps.ModelHandler):

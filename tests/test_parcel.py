@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.blocks import byte_size, row_count, rows_of
-from penstock.engines.local import parcel
-from penstock.engines.local.parcel import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
 from penstock.errors import NotShippableError
+from penstock.run import chunks as chunk_files
+from penstock.run.chunks import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
 from penstock.transport import channel as channels
 from penstock.transport.channel import Channel, anonymous_file, read_all, write_all
 from penstock.transport.packing import ALIGNMENT, pack, unpack
@@ -232,8 +232,8 @@ blocks_to_cut = st.lists(
 @given(blocks=blocks_to_cut, spread=st.booleans(), chunk_bytes=st.sampled_from([1, 64, 500, 1 << 20]))
 def test_pieces_are_the_rows_in_order_within_bounds(blocks, spread, chunk_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcel, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(parcel, "SPREAD_ROWS", (4, 20))
+        patch.setattr(chunk_files, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(chunk_files, "SPREAD_ROWS", (4, 20))
         cutter = Cutter(spread)
         rows, chunks = [], [[]]
         for block in blocks:
@@ -260,11 +260,11 @@ def test_pieces_are_the_rows_in_order_within_bounds(blocks, spread, chunk_bytes)
 def test_chunks_grow_where_rows_are_spread():
     ends = [row_count(piece) for piece, full in Cutter(True).cut(list(range(100_000))) if full]
     assert ends[:4] == [16, 32, 64, 128]
-    assert max(ends) == parcel.SPREAD_ROWS[1]
+    assert max(ends) == chunk_files.SPREAD_ROWS[1]
 
 
 def test_a_chunk_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr(parcel, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(chunk_files, "CHUNK_BYTES", 10_000)
     cutter = Cutter(False)
     chunk, sizes = 0, []
     for piece, full in cutter.cut([np.zeros(100) for _ in range(100)]):
@@ -282,9 +282,9 @@ def test_a_chunk_is_bounded_in_bytes(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Limits that a test reaches: chunks of 4 kB, 10 kB in memory."""
-    monkeypatch.setattr(parcel, "CHUNK_BYTES", 4000)
-    monkeypatch.setattr(parcel, "MEMORY_BYTES", 10_000)
-    monkeypatch.setattr(parcel, "INLINE_BYTES", 2000)
+    monkeypatch.setattr(chunk_files, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(chunk_files, "MEMORY_BYTES", 10_000)
+    monkeypatch.setattr(chunk_files, "INLINE_BYTES", 2000)
 
 
 def is_on_disk(fd):

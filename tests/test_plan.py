@@ -7,14 +7,15 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engines.local.pools import SMALL_RUN_ROWS, Machine, choose_pools, count_rows
-from penstock.engines.plan import MAX_COPIES, MAX_DEPTH, Outlet, make_plan
 from penstock.errors import GraphError
 from penstock.io.source import Read, Source
 from penstock.options import RunOptions
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Flatten, Reshuffle
+from penstock.run.plan import MAX_COPIES, MAX_DEPTH, make_plan
+from penstock.run.pools import SMALL_RUN_ROWS, Machine, choose_pools, count_rows
+from penstock.steps.stage import Outlet
 
 
 def plan_of(p, collect=()):

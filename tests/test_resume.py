@@ -22,14 +22,14 @@ import pytest
 import xxhash
 
 import penstock as ps
-from penstock.engines.local.digests import Digests
-from penstock.engines.local.journal import Journal
-from penstock.engines.local.run_dir import RunDir
 from penstock.errors import EngineError, OutputError, PenstockError, RunChangedError, StepError, TransientError, UsageError
 from penstock.io import folders
 from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink, JsonlWriter
 from penstock.io.source import FileSource
+from penstock.journal.digests import Digests
+from penstock.journal.journal import Journal
+from penstock.journal.run_dir import RunDir
 
 LINES = 4000  # of some bytes each: several splits
 

@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.engines.local import digests
-from penstock.engines.local.digests import Digests
-from penstock.engines.local.journal import Journal
-from penstock.engines.local.outcomes import SplitId, SplitResult
-from penstock.engines.local.run_dir import RunDir
 from penstock.errors import EngineError, OutputError, PenstockError, StepError
 from penstock.io.files import list_files
 from penstock.io.jsonl import JsonlSink
+from penstock.journal import digests
+from penstock.journal.digests import Digests
+from penstock.journal.journal import Journal
+from penstock.journal.run_dir import RunDir
 from penstock.models.messages import Shutdown
 from penstock.models.rendezvous import make_private, run_folder
+from penstock.run.outcomes import SplitId, SplitResult
 from penstock.transport.channel import Channel
 
 LINES = 4000  # of some bytes each: several splits

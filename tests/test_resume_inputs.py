@@ -11,10 +11,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import penstock as ps
-from penstock.engines.local.run_dir import RunDir
 from penstock.errors import InputError, MissingInputError, OutputError, RunChangedError, StepError
 from penstock.io.files import list_files
 from penstock.io.lines import TextSource
+from penstock.journal.run_dir import RunDir
 from penstock.testing import check_source
 
 LINES = 4000  # of a file: several splits

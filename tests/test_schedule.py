@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engines.local import schedule
-from penstock.engines.local.schedule import Assign, PoolSize, Scheduler, StartWorker, StopWorker
+from penstock.run import schedule
+from penstock.run.schedule import Assign, PoolSize, Scheduler, StartWorker, StopWorker
 
 # Random runs.
 

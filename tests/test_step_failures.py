@@ -8,13 +8,13 @@ import threading
 import pytest
 
 import penstock as ps
-from penstock.engines.local.accounting import check_counts
-from penstock.engines.local.thresholds import Thresholds
-from penstock.engines.plan import make_plan
 from penstock.errors import AccountingError, GraphError, StepError, TooManyFailuresError, UsageError
 from penstock.failures import RAISED, Handling
 from penstock.observe.result import StepCount
 from penstock.pipeline.pipeline import Graph
+from penstock.run.accounting import check_counts
+from penstock.run.plan import make_plan
+from penstock.run.thresholds import Thresholds
 
 BAD = (0, 7, 8, 300, 599)
 

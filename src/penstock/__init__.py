@@ -1,6 +1,6 @@
 """Penstock: ML inference over batch data as one transform in a pipeline."""
 
-from penstock.engines.local import LocalEngine
+from penstock.engines import LocalEngine
 from penstock.errors import EngineError, PenstockError, RowError, UsageError
 from penstock.failures import Failure
 from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler

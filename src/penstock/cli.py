@@ -16,9 +16,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from penstock.engines.local.journaled import KEPT
-from penstock.engines.local.status import status, verify
 from penstock.errors import EngineError, PenstockError, UsageError
+from penstock.journal.errors import KEPT
+from penstock.journal.status import status, verify
 from penstock.observe.result import RunResult
 from penstock.observe.summary import summary, warnings
 from penstock.options import CHANGES, RunOptions

@@ -8,13 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.engines.local.coordinator import Tally
-from penstock.engines.local.explain import explain
-from penstock.engines.local.outputs import AtTheEnd
-from penstock.engines.local.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.engines.local.run import Run, labelled_sinks, sinks_of
-from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
-from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
 from penstock.io.source import Source
 from penstock.observe.result import RunResult
@@ -22,6 +16,13 @@ from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
+from penstock.run.coordinator import Tally
+from penstock.run.explain import explain
+from penstock.run.outputs import AtTheEnd
+from penstock.run.plan import Plan, make_plan
+from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
+from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
+from penstock.steps.stage import Stage, Step
 
 
 class LocalEngine:
@@ -66,7 +67,7 @@ class LocalEngine:
 def _sources(plan: Plan, options: RunOptions) -> list[Source[Any]]:
     """The sources of a plan, each with its inputs listed once."""
     if options.run_dir is not None:
-        from penstock.engines.local.inputs import list_inputs
+        from penstock.journal.inputs import list_inputs
 
         return [each.source for each in list_inputs(plan, str(options.run_dir), ())]
     return [read.source.among(read.source.inputs()) for _, _, _, read in plan.sources()]

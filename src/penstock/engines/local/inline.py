@@ -7,24 +7,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engines.local.execute import Executor
-from penstock.engines.local.parcel import Cutter, KeptShipment, PackedShipment
-from penstock.engines.local.protocol import Done, Progress, Ready, Work
-from penstock.engines.plan import Outlet
-from penstock.errors import TransientError
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
+from penstock.run.chunks import Cutter, KeptShipment, PackedShipment
+from penstock.run.execute import Executor
+from penstock.run.protocol import Done, FailedHere, Progress, Ready, Work
+from penstock.steps.stage import Outlet
 from penstock.transport.reports import as_penstock_error
-
-
-class FailedHere:
-    """A split failed in this process: the error itself, not a report of it."""
-
-    def __init__(self, task: int, error: BaseException) -> None:
-        self.task = task
-        self.exception = error
-        self.may_pass = isinstance(error, TransientError)
 
 
 class InlineWorkers:

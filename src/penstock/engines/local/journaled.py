@@ -9,20 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engines.identity import describe_run, stable_names
-from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
-from penstock.engines.local.digests import Digests
-from penstock.engines.local.explain import explain
-from penstock.engines.local.file_changes import FileWatch
-from penstock.engines.local.inputs import Input, list_inputs, model_files, written_by
-from penstock.engines.local.journal import Journal
-from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
-from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
 from penstock.engines.local.run import Run, sinks_of, terminable
-from penstock.engines.local.run_dir import RunDir
-from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
-from penstock.engines.plan import Plan
 from penstock.errors import (
     EngineError,
     InputError,
@@ -34,13 +21,25 @@ from penstock.errors import (
 )
 from penstock.io.files import without_secrets
 from penstock.io.source import SplitGoal
+from penstock.journal.commits import Commits, SplitBySplit, tally_of
+from penstock.journal.digests import Digests
+from penstock.journal.errors import KEPT
+from penstock.journal.file_changes import FileWatch
+from penstock.journal.identity import describe_run, stable_names
+from penstock.journal.inputs import Input, list_inputs, model_files, written_by
+from penstock.journal.journal import Journal
+from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
+from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
+from penstock.journal.run_dir import RunDir
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.result import RunResult
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
-
-KEPT = "what was done is kept in"  # begins the note on an error that says so
+from penstock.run.explain import explain
+from penstock.run.plan import Plan
+from penstock.run.pools import Machine, Pools, choose_pools, count_rows, surroundings
+from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 
 
 def run_journaled(graph: Graph, plan: Plan, programs: Mapping[int, bytes], options: RunOptions) -> RunResult:

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock.engines.local.accounting import check_counts, is_counted
-from penstock.engines.local.coordinator import Coordinator, Tally
-from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.inline import InlineWorkers
-from penstock.engines.local.outputs import Outputs
-from penstock.engines.local.pools import Machine, Pools, surroundings
 from penstock.engines.local.processes import Guardian
-from penstock.engines.local.remote import ProcessWorkers
-from penstock.engines.local.schedule import Scheduler, Task
-from penstock.engines.plan import Plan
+from penstock.engines.local.worker_processes import ProcessWorkers
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Sink, Write
 from penstock.models.rendezvous import end_hosts
@@ -33,6 +26,13 @@ from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
+from penstock.run.accounting import check_counts, is_counted
+from penstock.run.coordinator import Coordinator, Tally
+from penstock.run.garbage import seldom_collected
+from penstock.run.outputs import Outputs
+from penstock.run.plan import Plan
+from penstock.run.pools import Machine, Pools, surroundings
+from penstock.run.schedule import Scheduler, Task
 
 FILES = 65_536  # open at once, at most
 

@@ -19,14 +19,14 @@ import traceback
 from collections.abc import Sequence
 
 from penstock import crashes
-from penstock.engines.local.execute import Executor
-from penstock.engines.local.garbage import seldom_collected
-from penstock.engines.local.parcel import AnonymousFile, Cutter, PackedShipment
-from penstock.engines.local.protocol import Done, Failed, Install, Progress, Ready, Stop, Work
-from penstock.engines.plan import Outlet
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
+from penstock.run.chunks import AnonymousFile, Cutter, PackedShipment
+from penstock.run.execute import Executor
+from penstock.run.garbage import seldom_collected
+from penstock.run.protocol import Done, Failed, Install, Progress, Ready, Stop, Work
+from penstock.steps.stage import Outlet
 from penstock.transport.channel import Channel
 from penstock.transport.reports import ErrorReport
 

@@ -1,7 +1,0 @@
-"""Whether a run is the same as an earlier one: pipeline, code and handlers, in digests that every process agrees on."""
-
-from penstock.engines.identity.changes import Change, Identity, changes
-from penstock.engines.identity.run import describe_run, stable_names
-from penstock.engines.identity.values import fingerprint
-
-__all__ = ["Change", "Identity", "changes", "describe_run", "fingerprint", "stable_names"]

@@ -1,0 +1,145 @@
+"""Work in worker processes: starting them, handing them work, and hearing what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.engines.local.processes import Guardian, WorkerProcess
+from penstock.models.place import Surroundings
+from penstock.run.chunks import AnonymousFile
+from penstock.run.pools import Pool
+from penstock.run.protocol import Died, Done, Install, Stop, Work
+from penstock.transport.channel import Channel
+from penstock.transport.interpreters import open_pidfd
+
+GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
+TEARDOWN = 30.0  # seconds for all workers to tear down their steps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Member:
+    process: WorkerProcess
+    pidfd: int | None
+    installed: set[int] = field(default_factory=set)
+
+
+class ProcessWorkers:
+    """Worker processes. wait() is the one place where the coordinator blocks: on messages and deaths at once."""
+
+    def __init__(
+        self, programs: Mapping[int, bytes], pools: Mapping[int, Pool], guardian: Guardian, around: Surroundings
+    ) -> None:
+        self._programs = programs
+        self._pools = pools
+        self._around = around
+        self._guardian = guardian
+        self._members: dict[int, _Member] = {}
+        self._leaving: list[_Member] = []
+        self._selector = selectors.DefaultSelector()
+
+    def start(self, pool: int, worker: int) -> None:
+        chosen = self._pools[pool]
+        around = replace(self._around, workers=chosen.size.workers)
+        process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
+        self._guardian.started(process.pid)
+        pidfd = open_pidfd(process.pid)
+        self._members[worker] = _Member(process, pidfd)
+        self._selector.register(process.channel, selectors.EVENT_READ, worker)
+        if pidfd is not None:
+            self._selector.register(pidfd, selectors.EVENT_READ, worker)
+
+    def assign(self, worker: int, work: Work) -> None:
+        member = self._members[worker]
+        fds = []
+        if work.chunk is not None and isinstance(work.chunk.file, AnonymousFile):
+            fds = [work.chunk.file.fd]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died just now: wait() will tell
+            if work.stage not in member.installed:
+                member.process.channel.send(Install(work.stage, self._programs[work.stage]))
+                member.installed.add(work.stage)
+            member.process.channel.send(_travelling(work), fds)
+
+    def stop(self, worker: int) -> None:
+        """Tell a worker to leave; close() sees to it that it does."""
+        member = self._forget(worker)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            member.process.channel.send(Stop())
+        self._leaving.append(member)
+
+    def wait(self, seconds: float | None) -> list[tuple[int, Any]]:
+        ready = [key for key, _ in self._selector.select(seconds)]
+        talking = {key.data for key in ready if isinstance(key.fileobj, Channel)}
+        silent = {key.data for key in ready} - talking
+        events = [(worker, self._hear(worker)) for worker in sorted(talking)]
+        return events + [(worker, self._bury(worker)) for worker in sorted(silent)]
+
+    def close(self) -> None:
+        """The run is over: every worker leaves, or is made to."""
+        for worker in list(self._members):
+            self.stop(worker)
+        deadline = time.monotonic() + TEARDOWN
+        for member in self._leaving:
+            if member.process.wait(max(0.0, deadline - time.monotonic())) is None:
+                logger.warning("worker %d was still busy %g s after the run; it is killed", member.process.pid, TEARDOWN)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        self._leaving += [self._forget(worker) for worker in list(self._members)]
+        for member in self._leaving:
+            self._end(member)
+        self._leaving = []
+        self._selector.close()
+
+    def _hear(self, worker: int) -> Any:
+        member = self._members[worker]
+        try:
+            message, fds = member.process.channel.receive()
+        except (EOFError, OSError):
+            return self._bury(worker)
+        if isinstance(message, Done):
+            _adopt_files(message, fds)
+        return message
+
+    def _bury(self, worker: int) -> Died:
+        member = self._forget(worker)
+        code = member.process.wait(GRACE)
+        self._end(member)
+        return Died(code)
+
+    def _forget(self, worker: int) -> _Member:
+        member = self._members.pop(worker)
+        self._selector.unregister(member.process.channel)
+        if member.pidfd is not None:
+            self._selector.unregister(member.pidfd)
+            os.close(member.pidfd)
+        return member
+
+    def _end(self, member: _Member) -> None:
+        member.process.kill()
+        member.process.close()
+        self._guardian.ended(member.process.pid)
+
+
+def _travelling(work: Work) -> Work:
+    """The work as it is sent: the chunk's file goes beside the message."""
+    if work.chunk is None or not isinstance(work.chunk.file, AnonymousFile):
+        return work
+    return replace(work, chunk=replace(work.chunk, file=0))
+
+
+def _adopt_files(message: Done, fds: list[int]) -> None:
+    """Give the chunks of a message the files that came beside it."""
+    files = [AnonymousFile(fd) for fd in fds]
+    for chunk in (chunk for _, chunks in message.shipped for chunk in chunks):
+        if isinstance(chunk.file, int):
+            chunk.file = files[chunk.file].shared()

@@ -1,0 +1,1 @@
+"""What outlives a process: commits, resuming, whether it is the same run, the manifest and the status."""

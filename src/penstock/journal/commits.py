@@ -1,0 +1,196 @@
+"""Commits: the splits of a run that has a journal become visible, and done, one by one.
+
+    all bundles that a split of a source led to are done; their parts lie aside, synced
+      -> journal: prepared, with the final names and the counts       (from here on it is never run again)
+      -> every part is published                                      (a rename, or a transaction; may be repeated)
+      -> journal: done
+
+A process that dies in between leaves splits that are open, which run again, or prepared, which the next process publishes.
+Where a sink replaces an earlier output, splits stay prepared until all of them are, and are published together.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import EngineError
+from penstock.io.sink import Sink
+from penstock.journal.digests import Digests
+from penstock.journal.file_changes import FileWatch
+from penstock.journal.journal import Journal
+from penstock.journal.values import checked_json
+from penstock.observe.metrics import Metrics
+from penstock.rows import safe_str
+from penstock.run.coordinator import Tally
+from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
+from penstock.run.outputs import check_not_read, finish
+from penstock.run.schedule import Task
+from penstock.steps.bundle import BundleResult
+
+ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What a split has become so far."""
+
+    open: int = 1  # bundles that are not done
+    result: SplitResult = field(default_factory=SplitResult)
+    parts: list[tuple[int, Any]] = field(default_factory=list)
+
+
+class Commits:
+    """One process's commits to the journal of a run."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        sinks: Mapping[int, Sink[Any]],
+        session: int,
+        digests: Digests,
+        names: Mapping[str, str],
+        watch: FileWatch,
+    ) -> None:
+        self.attempts_before = session * ATTEMPTS_OF_A_SESSION
+        self.journal = journal
+        self.sinks = list(sinks.values())  # the journal knows them by their place here
+        self._places = {node: place for place, node in enumerate(sinks)}
+        self.names = names  # that the journal has for steps, by label
+        self.hold = False  # publish nothing before the end
+        self._digests = digests
+        self._watch = watch
+        self._flows: dict[SplitId, _Flow] = {}
+        self._complete: list[tuple[SplitId, _Flow]] = []
+
+    def split_begins(self, task: Task) -> None:
+        """A split of a source is about to be read."""
+        self._watch.begin(task.origin, task.payload)
+
+    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
+        """A bundle is done, and has led to `fed` more of them."""
+        flow = self._flows.setdefault(task.origin, _Flow())
+        flow.result.add(SplitResult(result.counts, metrics, {task.stage: result.rows_read}, 1))
+        flow.parts += result.parts
+        flow.open += fed - 1
+        if flow.open == 0:
+            self._complete.append((task.origin, self._flows.pop(task.origin)))
+
+    def flush(self) -> None:
+        """Commit the splits that are complete."""
+        if not self._complete:
+            return
+        splits = [
+            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
+            for split, flow in self._complete
+        ]
+        self._digests.store()
+        for split, _, _ in splits:
+            self._watch.end(split)
+        self._complete = []
+        self.journal.prepare(splits)
+        if not self.hold:
+            self._publish((split, parts) for split, _, parts in splits)
+
+    def publish_prepared(self) -> None:
+        """Publish what is prepared: by an earlier process, or held back until now."""
+        self._publish(self.journal.prepared())
+
+    def _described(self, node: int, token: Any) -> PreparedPart:
+        """A part as the journal has it."""
+        place = self._places[node]
+        sink = self.sinks[place]
+        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
+
+    def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
+        published = []
+        for split, parts in splits:
+            for part in parts:
+                try:
+                    self.sinks[part.sink].publish(part.token)
+                except Exception as exc:
+                    raise EngineError(
+                        f"{self.sinks[part.sink].describe()}: a finished part could not be published: "
+                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
+                        "the part is kept, and the run goes on from there"
+                    ) from exc
+            published.append(split)
+        self.journal.done(published)
+
+
+class SplitBySplit:
+    """Parts are published as their splits are done, and what is prepared outlives this process."""
+
+    def __init__(self, commits: Commits, inputs: Iterable[str], check: Callable[[], None]) -> None:
+        self.commits = commits
+        self._inputs = inputs
+        self._check = check  # called when all splits are done, before the run is: may raise
+        self._journal = commits.journal
+        self._sinks = commits.sinks
+        self._run: str = commits.journal.fact("run")
+
+    def begin(self) -> Tally:
+        if self._journal.was_begun:
+            self._resume(self._journal.fact("sinks"))
+        else:
+            self._prepare()
+        self.commits.hold = bool(self._journal.fact("hold"))
+        if not self.commits.hold:
+            self.commits.publish_prepared()
+        return tally_of(self._journal, self.commits.names)
+
+    def check(self) -> None:
+        self._check()
+
+    def publish(self, tally: Tally) -> None:
+        self.commits.publish_prepared()
+        finish(self._run, self._sinks, published=True)
+        self._journal.set_facts({"hold": False})
+
+    def abandon(self, error: BaseException) -> None:
+        """What is prepared stays: the next process goes on from there."""
+        try:
+            self._clean()
+        except Exception as exc:
+            error.add_note(f"what the run left aside could not be removed: {type(exc).__name__}: {safe_str(exc)}")
+
+    def folders(self) -> list[str]:
+        return []
+
+    def _prepare(self) -> None:
+        for run in self._journal.fact("earlier_runs") or ():
+            for sink in self._sinks:
+                sink.clean(run)
+        for aside in self._journal.fact("earlier_asides") or ():  # of sinks that this run does not have, too
+            shutil.rmtree(aside, ignore_errors=True)
+        self._clean()
+        if earlier := self._journal.fact("earlier"):
+            for sink in self._sinks:
+                sink.start_over(earlier)
+        notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
+        check_not_read(self._sinks, self._inputs)
+        hold = any(sink.replaced() for sink in self._sinks)
+        asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
+        self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
+
+    def _resume(self, notes: Sequence[Any]) -> None:
+        self._clean()
+        published = self._journal.published()
+        for place, (sink, note) in enumerate(zip(self._sinks, notes, strict=True)):
+            sink.resume(self._run, note, published.get(place, ()))
+
+    def _clean(self) -> None:
+        kept: dict[int, list[Any]] = {}
+        for _, parts in self._journal.prepared():
+            for part in parts:
+                kept.setdefault(part.sink, []).append(part.token)
+        for place, sink in enumerate(self._sinks):
+            sink.clean(self._run, kept.get(place, ()))
+
+
+def tally_of(journal: Journal, names: Mapping[str, str]) -> Tally:
+    """What a run has done so far, by the labels that its steps have in this program."""
+    total = journal.total().renamed({name: label for label, name in names.items()})
+    return Tally(counts=total.counts, metrics=total.metrics, stage_rows=total.stage_rows, splits=total.bundles)

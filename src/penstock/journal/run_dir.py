@@ -1,0 +1,127 @@
+"""The folder of a run that can be resumed: its lock, its journal, its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from types import TracebackType
+
+from penstock.errors import OutputError
+from penstock.io.folders import make_folder
+from penstock.journal.file import NAME, remove
+from penstock.journal.journal import Journal
+from penstock.options import ASIDE
+
+LOCK = "lock"
+MANIFEST = "manifest.json"
+TRIES = 6
+
+_held: set[int] = set()  # descriptors of locks: a child that is forked must not hold them
+
+
+def _let_go() -> None:
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class RunDir:
+    """The folder, held by this process alone inside a `with` block. The lock is the system's: it goes with the process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunDir:
+        try:
+            make_folder(self.path)
+            self._lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise OutputError(
+                f"run_dir={self.path!r}: {exc.strerror}; choose a folder that can be made and written to"
+            ) from exc
+        try:
+            self._take()
+        except BlockingIOError as exc:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            self._release()
+            raise OutputError(
+                f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is at work on this run; "
+                "wait for it, or stop it first"
+            ) from exc
+        _held.add(self._lock)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # there is none, or parts are kept in it
+            os.rmdir(os.path.join(self.path, ASIDE))
+        self._release()
+
+    def journal(self) -> Journal | None:
+        """The journal of the run that was begun here, if there is one."""
+        path = os.path.join(self.path, NAME)
+        remove(f"{path}.new")  # of a process that was killed while it made one
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        if found.st_uid != os.geteuid():
+            raise OutputError(f"{path}: belongs to another user; choose a run_dir of your own")
+        return Journal.open(self.path)
+
+    def forget(self, journal: Journal) -> None:
+        """Remove the journal of a run that was never begun, and its manifest, which would be of no run."""
+        journal.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, MANIFEST))
+        remove(journal.path)
+
+    def _take(self) -> None:
+        """`penstock status` holds the lock for a moment, to see whether it is free: so it is tried a few times."""
+        assert self._lock is not None
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if attempt == TRIES - 1:
+                    raise
+                time.sleep(0.05)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            _held.discard(self._lock)
+            with contextlib.suppress(OSError):
+                os.close(self._lock)
+            self._lock = None
+
+
+def is_of_run_dir(path: str, folder: str) -> bool:
+    """Whether a file is one that a run keeps in its folder; the folder may hold other things as well."""
+    inside = path.removeprefix(f"{folder}/")
+    name = inside.partition("/")[0]
+    return inside != path and (name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST)))
+
+
+def is_held(path: str) -> bool:
+    """Whether a process is at work on the run in this folder."""
+    try:
+        lock = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

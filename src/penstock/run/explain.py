@@ -1,0 +1,120 @@
+"""How a pipeline would run, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.batching.aim import Aiming
+from penstock.inference.hosted import wishes_of
+from penstock.inference.transform import RunInference
+from penstock.io.sink import Write
+from penstock.models.place import Surroundings, choose_place
+from penstock.run.plan import Plan
+from penstock.run.pools import Pool, Pools
+from penstock.steps.stage import Outlet, Step
+
+
+def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) -> str:
+    """Stages, pools, where models live, when output becomes visible, and why."""
+    lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
+    if journaled:
+        lines.append("can be resumed: output becomes visible split by split (run_dir)")
+        lines += [
+            f"  step {label!r}: its handler names no files in model_files(), so a model that has changed is not noticed"
+            for label in _without_model_files(plan)
+        ]
+    for pool in pools.pools:
+        lines.append(_pool_line(pool, pools.in_process))
+    for stage in plan.stages:
+        lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
+        for root in stage.roots:
+            lines += _tree(
+                plan,
+                root,
+                1,
+                pools.in_process,
+                replace(around, workers=pools.of_stage(stage.index).size.workers, in_process=pools.in_process),
+            )
+    return "\n".join(lines)
+
+
+def _without_model_files(plan: Plan) -> list[str]:
+    steps = [(step.label, step.transform) for stage in plan.stages for step in stage.steps()]
+    models = [(label, each.path.model_handler) for label, each in steps if isinstance(each, RunInference)]
+    return [label for label, handler in models if not handler.model_files()]
+
+
+def _pool_line(pool: Pool, in_process: bool) -> str:
+    threads = f"{pool.size.slots} thread{'s' if pool.size.slots > 1 else ''}"
+    if in_process:
+        return f"pool 0: this process, {threads}"
+    workers = f"up to {pool.size.workers} worker{'s' if pool.size.workers > 1 else ''}, {threads} each"
+    return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
+
+
+def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surroundings) -> list[str]:
+    label = step.label if step.transform is not None else f"rows of {step.label}"
+    lines = [f"{'  ' * depth}{label}{_detail(step, in_process, around)}"]
+    for tag, nexts in step.next.items():
+        for end in nexts:
+            if isinstance(end, Step):
+                lines += _tree(plan, end, depth + 1, in_process, around)
+            else:
+                lines.append(f"{'  ' * (depth + 1)}-> {_outlet(plan, end)}{f' (output {tag!r})' if tag else ''}")
+    return lines
+
+
+def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
+    if not isinstance(step.transform, RunInference):
+        return ""
+    transform = step.transform.with_fixed_batches() if around.deterministic else step.transform
+    limits = transform.limits
+    place = choose_place(wishes_of(transform), around)
+    parts = [place.describe(in_process)]
+    if transform.path.prebatched:
+        parts.append("rows are batches already")
+    else:
+        parts.append(_batches(transform))
+        if limits.max_weight is not None:
+            parts.append(f"weight at most {limits.max_weight}")
+        if limits.max_wait is not None:
+            parts.append(f"no row waits over {limits.max_wait} s for its batch")
+    rows_alone = transform.handling is not None or not transform.path.plain
+    if transform.path.model_handler.takes_columns() and not rows_alone:
+        parts.append("takes columns")
+    if place.measured:
+        parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
+    return f": {', '.join(parts)}"
+
+
+def _batches(step: RunInference[Any, Any]) -> str:
+    limits = step.limits
+    if step.fixed_batches:
+        return f"deterministic: {_fixed_batches(step)} inside a split"
+    if step.path.model_handler.measures_length():
+        budget = "found while running" if limits.max_padded_cost is None else f"at most {limits.max_padded_cost}"
+        return f"batches of rows of like length out of {limits.lookahead_rows or 'many'}, padded cost {budget}"
+    if limits.max_size is None:
+        return "batches of a size that is found while running"
+    return f"batches of at most {limits.max_size} rows"
+
+
+def _fixed_batches(step: RunInference[Any, Any]) -> str:
+    by_length = step.path.model_handler.measures_length()
+    aim = Aiming(step.limits, by_length).aim()
+    if not by_length:
+        return f"batches of {aim.rows} rows"
+    return f"batches of rows of like length out of {aim.lookahead}, padded cost at most {aim.cost},"
+
+
+def _outlet(plan: Plan, outlet: Outlet) -> str:
+    if outlet.kind == "stage":
+        return f"stage {outlet.target}"
+    if outlet.kind == "collect":
+        return "collected"
+    node = plan.sinks[outlet.target]
+    assert isinstance(node.transform, Write)
+    sink = node.transform.sink
+    weak = "" if sink.delivery == "exactly once" else f" ({sink.delivery}, if the run is resumed)"
+    return f"{node.label} -> {sink.describe()}{weak}"

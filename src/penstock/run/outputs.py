@@ -1,0 +1,102 @@
+"""When output becomes visible: at the end of the run, or split by split where the run has a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import OutputError
+from penstock.io.files import place_of, real_folder
+from penstock.io.sink import Sink
+from penstock.rows import safe_str
+from penstock.run.coordinator import Tally
+
+if TYPE_CHECKING:
+    from penstock.journal.commits import Commits
+
+
+class Outputs(Protocol):
+    """The sinks of a run, from their first to their last word."""
+
+    @property
+    def commits(self) -> Commits | None:
+        """What the coordinator commits splits to, after begin()."""
+
+    def begin(self) -> Tally:
+        """Before anything is written. Returns what is done already."""
+
+    def check(self) -> None:
+        """All is done. Raise if it must not count."""
+
+    def publish(self, tally: Tally) -> None:
+        """The run has succeeded."""
+
+    def abandon(self, error: BaseException) -> None:
+        """The run has failed, or was stopped. What goes wrong here is told with that error."""
+
+    def folders(self) -> list[str]:
+        """Of this machine, to be removed if this process is killed."""
+
+
+class AtTheEnd:
+    """All parts are published when the run is done. A run that fails publishes nothing."""
+
+    commits: Commits | None = None
+
+    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
+        self._run = run
+        self._sinks = sinks
+        self._inputs = inputs
+
+    def begin(self) -> Tally:
+        for sink in self._sinks.values():
+            sink.prepare(self._run)
+        check_not_read(self._sinks.values(), self._inputs)
+        return Tally()
+
+    def check(self) -> None: ...
+
+    def publish(self, tally: Tally) -> None:
+        for done, (index, token) in enumerate(tally.parts):
+            try:
+                self._sinks[index].publish(token)
+            except Exception as exc:
+                where = ", ".join(self.folders())
+                raise OutputError(
+                    f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
+                    f"; the others are whole and lie in {where or 'the place aside of each sink'}"
+                ) from exc
+        finish(self._run, self._sinks.values(), published=True)
+
+    def abandon(self, error: BaseException) -> None:
+        finish(self._run, self._sinks.values(), published=False, error=error)
+
+    def folders(self) -> list[str]:
+        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+
+
+def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
+    """Raise OutputError if a sink would replace what the pipeline reads."""
+    real_folder.cache_clear()
+    replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
+    if replaced and (read := sorted(place for path in inputs if (place := place_of(path)) in replaced)):
+        raise OutputError(
+            f"{replaced[read[0]].describe()}: would replace {len(read)} file(s) that this pipeline reads, such as {read[0]}"
+            "; write to another folder"
+        )
+
+
+def finish(run: str, sinks: Iterable[Sink[Any]], *, published: bool, error: BaseException | None = None) -> None:
+    """The sinks' last word. One that fails keeps none of the others from theirs, and hides no earlier error."""
+    for sink in sinks:
+        try:
+            sink.finish(run, published)
+        except Exception as exc:
+            told = f"{sink.describe()} could not be tidied up: {type(exc).__name__}: {safe_str(exc)}"
+            if error is None:
+                error = OutputError(told)
+                error.__cause__ = exc
+            else:
+                error.add_note(told)
+    if published and error is not None:
+        raise error

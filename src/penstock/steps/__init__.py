@@ -1,0 +1,1 @@
+"""A split through the steps of a stage: operators, and the bundle that drives them."""

@@ -1,0 +1,122 @@
+"""Steps whose rows may fail by themselves, or are tried again: all that a row becomes is handed on, or its failure.
+
+What a row becomes is put together before any of it leaves. Plain steps, in operators.py, need not do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import chain, compress
+from typing import Any
+
+from penstock.blocks import Block, Pacer, rows_of
+from penstock.failures import NOT_PICKLABLE, Failure
+from penstock.pipeline.handled import FAILURES, Handleable
+from penstock.retry import Tried
+from penstock.rows import map_rows, row_error, without
+from penstock.steps.operator import Operator, RefusedError
+from penstock.transport.packing import why_not_packed
+
+
+class RowGuard:
+    """A function of one row with its retries, and what becomes of its errors. Used by one thread."""
+
+    def __init__(self, label: str, function: Callable[[Any], Any], step: Handleable[Any, Any]) -> None:
+        self._label = label
+        self._handling = step.handling
+        self._tried = None if step.retry is None else Tried(function, step.retry)
+        self._function = self._tried or function
+
+    def each(self, rows: list[Any]) -> tuple[list[Any], dict[int, Failure]]:
+        """function(row) for every row, None where it failed, and the failures by position."""
+        failed: dict[int, Failure] = {}
+
+        def forgive(at: int, exc: BaseException) -> bool:
+            attempts = 1 if self._tried is None else self._tried.made
+            if self._handling is None or not self._handling.handles(exc):
+                raise row_error(self._label, rows[at], exc, attempts) from exc
+            failed[at] = Failure.of(exc, self._label, attempts=attempts)
+            return True
+
+        return map_rows(self._function, rows, self._label, forgive), failed
+
+    def not_packed(self, made: list[Any], failed: Collection[int]) -> dict[int, Failure]:
+        """The failures of rows of which something was made that cannot be sent to another process, where handled."""
+        found: dict[int, Failure] = {}
+        for at, each in enumerate(made):
+            exc = None if at in failed else why_not_packed(each)
+            if exc is not None and self._handling is not None and self._handling.handles(exc):
+                found[at] = Failure.of(exc, self._label, kind=NOT_PICKLABLE)
+        return found
+
+
+class GuardedOperator(Operator):
+    """What Map, Filter and FlatMap have in common when their rows are guarded."""
+
+    def __init__(self, label: str, step: Any) -> None:
+        super().__init__(label)
+        self._guard = RowGuard(label, self.whole(step.fn), step)
+        self._pacer = Pacer()
+
+    def start(self) -> None:
+        self._pacer = Pacer()
+
+    def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The step's function, made to give all that a row becomes."""
+        return fn
+
+    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        """The rows that go on, of rows none of which failed and what was made of each."""
+        raise NotImplementedError
+
+    def leaving(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        """For each row what goes on of it, whatever its shape."""
+        return made
+
+    def push(self, block: Block) -> None:
+        for rows in self._pacer.pieces(rows_of(block)):
+            made, failed = self._guard.each(rows)
+            self.count.rows_in += len(rows)
+            given = self.given_for(without(rows, failed), without(made, failed))
+            saw_made(self._pacer, len(rows), given)
+            try:
+                self.emit(given)
+            except RefusedError as exc:
+                leaving = self.leaving(rows, made)
+                refused = self._guard.not_packed(leaving, failed) if exc.block is given else {}
+                if not refused:
+                    raise
+                failed |= refused
+                self.emit(self.given_for(without(rows, failed), without(made, failed)))
+            self.fail([(rows[at], failed[at]) for at in sorted(failed)], FAILURES)
+
+
+class GuardedMap(GuardedOperator):
+    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        return made
+
+
+class GuardedFilter(GuardedOperator):
+    def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], bool]:
+        return lambda row: bool(fn(row))
+
+    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        return list(compress(rows, made))
+
+    def leaving(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        return [row if kept else None for row, kept in zip(rows, made, strict=True)]
+
+
+class GuardedFlatMap(GuardedOperator):
+    def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+        return lambda row: list(fn(row))
+
+    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+        return list(chain.from_iterable(made))
+
+
+def saw_made(pacer: Pacer, rows: int, made: list[Any]) -> None:
+    """Learn how many rows become about one block, where a row may become many."""
+    pacer.saw(made)
+    if len(made) > rows:
+        pacer.rows = max(1, pacer.rows * rows // len(made))

@@ -1,0 +1,128 @@
+"""How each transform works on blocks: push() takes a block and hands on what it makes of it.
+
+One operator is one step's copy in one thread: it is never used by two threads. Only Penstock's own errors come out of it;
+they name the step and the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import compress, islice
+from typing import Any
+
+from penstock.blocks import Block, Pacer, rows_of
+from penstock.inference.session import Sessions
+from penstock.inference.ticket import Caller
+from penstock.inference.transform import RunInference
+from penstock.pipeline.handled import Handleable
+from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
+from penstock.rows import CAUGHT, map_rows, row_error
+from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
+from penstock.steps.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap
+from penstock.steps.inference_operator import InferenceOperator
+from penstock.steps.operator import Operator
+from penstock.steps.pardo_operators import GuardedParDo, ParDoOperator
+from penstock.steps.subprocess_steps import IsolatedOperator
+
+
+class MapOperator(Operator):
+    def __init__(self, label: str, transform: Map[Any, Any]) -> None:
+        super().__init__(label)
+        self._fn = transform.fn
+        self._pacer = Pacer()
+
+    def start(self) -> None:
+        self._pacer = Pacer()
+
+    def push(self, block: Block) -> None:
+        for rows in self._pacer.pieces(rows_of(block)):
+            made = map_rows(self._fn, rows, self.label)
+            self.count.rows_in += len(rows)
+            self._pacer.saw(made)
+            self.emit(made)
+
+
+class FilterOperator(Operator):
+    def __init__(self, label: str, transform: Filter[Any]) -> None:
+        super().__init__(label)
+        self._fn = transform.fn
+
+    def push(self, block: Block) -> None:
+        rows = rows_of(block)
+        kept = list(compress(rows, map_rows(self._keep, rows, self.label)))
+        self.count.rows_in += len(rows)
+        self.emit(kept)
+
+    def _keep(self, row: Any) -> bool:
+        return bool(self._fn(row))
+
+
+class FlatMapOperator(Operator):
+    """Takes what the function yields as it comes: one row may become more rows than memory holds."""
+
+    def __init__(self, label: str, transform: FlatMap[Any, Any]) -> None:
+        super().__init__(label)
+        self._fn = transform.fn
+        self._pacer = Pacer()
+
+    def start(self) -> None:
+        self._pacer = Pacer()
+
+    def push(self, block: Block) -> None:
+        for made in self._made_of(rows_of(block)):
+            self._pacer.saw(made)
+            self.emit(made)
+
+    def _made_of(self, rows: list[Any]) -> Iterator[list[Any]]:
+        made: list[Any] = []
+        for row in rows:
+            self.count.rows_in += 1
+            try:
+                items = iter(self._fn(row))
+                while True:
+                    made.extend(islice(items, self._pacer.rows - len(made)))
+                    if len(made) < self._pacer.rows:
+                        break
+                    yield made
+                    made = []
+            except CAUGHT as exc:
+                raise row_error(self.label, row, exc) from exc
+        if made:
+            yield made
+
+
+def is_inference(transform: Any) -> bool:
+    """Whether the step's rows go to a model, or to a process of its own as if that were one."""
+    handling = transform.handling if isinstance(transform, Handleable) else None
+    return isinstance(transform, RunInference) or (handling is not None and handling.isolated)
+
+
+def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
+    """The operator that carries out a primitive transform."""
+    if isinstance(transform, RunInference):
+        return InferenceOperator(label, transform, sessions, caller)
+    if is_inference(transform):
+        return IsolatedOperator(label, transform, sessions, caller)
+    guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)
+    for kind, operator in (_GUARDED if guarded else _OPERATORS).items():
+        if isinstance(transform, kind):
+            return operator(label, transform)
+    raise TypeError(f"step {label!r}: the local engine cannot run a {type(transform).__name__}")
+
+
+_OPERATORS: dict[type, Callable[[str, Any], Operator]] = {
+    Map: MapOperator,
+    Filter: FilterOperator,
+    FlatMap: FlatMapOperator,
+    MapBatches: MapBatchesOperator,
+    ParDo: ParDoOperator,
+    BatchElements: BatchElementsOperator,
+    GroupIntoBatches: GroupIntoBatchesOperator,
+}
+
+_GUARDED: dict[type, Callable[[str, Any], Operator]] = {
+    Map: GuardedMap,
+    Filter: GuardedFilter,
+    FlatMap: GuardedFlatMap,
+    ParDo: GuardedParDo,
+}

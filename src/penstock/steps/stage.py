@@ -1,0 +1,62 @@
+"""A stage: steps that run together on one split, and where their rows go. Made by a plan; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from penstock.pipeline.graph import PTransform
+from penstock.pipeline.hints import ResourceHints
+
+Path: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """An end of a stage: rows leave it for a sink, for another stage, or for the user."""
+
+    kind: str  # "sink", "stage" or "collect"
+    target: int  # the sink's node, the stage's number, or the position in graph.collect
+    path: Path
+    after: str  # the step whose rows these are
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One step inside a stage, and what takes its outputs, by tag."""
+
+    label: str
+    transform: PTransform[Any, Any] | bytes | None  # None: the way in of a stage that another one feeds; bytes: pickled
+    next: dict[str, list[Step | Outlet]] = field(default_factory=dict)
+
+    def walk(self) -> Iterator[Step]:
+        """This step and all behind it."""
+        yield self
+        for end in (end for ends in self.next.values() for end in ends):
+            if isinstance(end, Step):
+                yield from end.walk()
+
+
+@dataclass(eq=False)
+class Stage:
+    """Steps that run together on one split, as trees: one for each way in."""
+
+    index: int
+    hints: ResourceHints
+    why: str
+    roots: list[Step] = field(default_factory=list)
+    feeds: set[int] = field(default_factory=set)  # stages that this one's rows go to
+
+    def with_transforms(self, change: Callable[[Step], Any]) -> Stage:
+        """A copy of the stage in which every transform is what `change` makes of its step."""
+
+        def changed(step: Step) -> Step:
+            transform = None if step.transform is None else change(step)
+            nexts = {tag: [changed(e) if isinstance(e, Step) else e for e in ends] for tag, ends in step.next.items()}
+            return Step(step.label, transform, nexts)
+
+        return Stage(self.index, self.hints, self.why, [changed(root) for root in self.roots], self.feeds)
+
+    def steps(self) -> list[Step]:
+        return [step for root in self.roots for step in root.walk()]
