@@ -14,8 +14,10 @@ from rivals import start_ray
 from workload import Stopwatch, answer, outcome
 
 import penstock as ps
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller, Ticket
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
 from penstock.observe.metrics import Metrics
 
 BEAM_BUCKETS = [16, 32, 64, 128, 256]  # Beam's own, as far as texts go
@@ -141,7 +143,7 @@ def _timed(call: Callable[[list[int]], list[int]], blocks: list[list[int]]) -> d
 
 
 def _through_session() -> Callable[[list[int]], list[int]]:
-    session = Sessions(Metrics()).open("step", ps.RunInference(Identity(max_batch_size=BATCH_SIZE)))
+    session = Sessions(Metrics()).open("step", InferenceSpec.of(Identity(max_batch_size=BATCH_SIZE)))
     lane = session.join(Caller())
 
     def call(block: list[int]) -> list[int]:

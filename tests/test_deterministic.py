@@ -23,8 +23,9 @@ from penstock.batching.fixed import FixedBatches
 from penstock.batching.limits import FIXED_COST, FIXED_ROWS, BatchLimits
 from penstock.errors import StepError, UsageError
 from penstock.failures import NOT_PICKLABLE
-from penstock.inference.session import Caller, Sessions
-from penstock.inference.stream import InferenceStream
+from penstock.inference.session import Sessions
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.stream import open_stream
 from penstock.observe.metrics import Metrics
 
 SPLITS = 4
@@ -437,8 +438,7 @@ def sessions():
 
 
 def stream_of(sessions, handler):
-    transform = ps.RunInference(handler).with_fixed_batches()
-    return InferenceStream("step", transform, sessions.open("step", transform), Caller())
+    return open_stream(InferenceSpec.of(handler).fixed(), "step", sessions)
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_length_fn": len, "lookahead_bytes": 1 << 20}], ids=["plain", "lengths"])
@@ -447,9 +447,9 @@ def test_rows_in_flight_are_bounded(sessions, settings):
     stream = stream_of(sessions, Counting(**settings))
     most, given = 0, 0
     for number in range(400):
-        given += sum(len(block) for block in stream.push([bytes(65536)] * 8))
+        given += sum(len(made.block) for made in stream.push([bytes(65536)] * 8))
         most = max(most, 8 * (number + 1) - given)
-    given += sum(len(block) for block in stream.finish())
+    given += sum(len(made.block) for made in stream.finish())
     stream.close()
     assert given == 3200
     assert most <= (64 if settings else 2048 + 128)

@@ -24,8 +24,10 @@ import pytest
 
 import penstock as ps
 from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelTimeoutError, StepError
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller, Ticket
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
 from penstock.models import rendezvous
 from penstock.models.place import Surroundings
 from penstock.models.rendezvous import Address, end_hosts, make_private, run_folder, same_user
@@ -261,7 +263,7 @@ sys.path.insert(0, {tests!r})
 from test_host_deaths import *
 
 sessions = Sessions(Metrics(), Surroundings(folder={folder!r}, workers=2, cores=2))
-lane = sessions.open("step", ps.RunInference(Waits({log!r}, large_model=True, max_batch_size=1))).join(Caller())
+lane = sessions.open("step", InferenceSpec.of(Waits({log!r}, large_model=True, max_batch_size=1))).join(Caller())
 for number in range(400):
     lane.submit(Ticket(["x" * 2000]))
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -334,8 +336,10 @@ def test_a_coordinator_that_ends_takes_its_hosts_with_it(mine, tmp_path, workers
 TOGETHER = """
 import sys
 import penstock as ps
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller, Ticket
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
@@ -349,7 +353,7 @@ class Counts(ps.ModelHandler):
         return [row + model for row in batch]
 
 sessions = Sessions(Metrics(), Surroundings(folder={folder!r}, workers=8, cores=2))
-lane = sessions.open("step", ps.RunInference(Counts(large_model=True))).join(Caller())
+lane = sessions.open("step", InferenceSpec.of(Counts(large_model=True))).join(Caller())
 print("ready", flush=True)
 sys.stdin.readline()
 lane.submit(ticket := Ticket([int(sys.argv[1])]))
@@ -390,7 +394,7 @@ def session(tmp_path):
 
     def open_one(handler, folder=tmp_path / "run", **around):
         opened.append(Sessions(Metrics(), Surroundings(folder=str(folder), workers=2, cores=2, **around)))
-        return opened[-1].open("step", ps.RunInference(handler))
+        return opened[-1].open("step", InferenceSpec.of(handler))
 
     yield open_one
     for sessions in opened:
@@ -538,7 +542,7 @@ def test_a_host_that_ends_does_not_take_the_next_one_s_socket(session, tmp_path)
 
 def test_a_host_ends_with_its_last_client(mine, tmp_path):
     sessions = Sessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
-    assert ask(sessions.open("step", ps.RunInference(Triples(tmp_path, large_model=True))), [1]) == [3]
+    assert ask(sessions.open("step", InferenceSpec.of(Triples(tmp_path, large_model=True))), [1]) == [3]
     sessions.close()
     wait_until(lambda: not mine(), 10)
     wait_until(lambda: not (tmp_path / "run").exists(), 5)

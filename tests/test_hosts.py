@@ -18,8 +18,10 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, NotShippableError, PredictionCountError, StepError, UsageError
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller, Ticket
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
@@ -187,7 +189,7 @@ ask_from_threads({folder!r}, {first}, 4)
 def ask_from_threads(folder, first, threads):
     """From each thread ten single rows, one after the other; prints how many answers there were and the largest batch."""
     sessions = Sessions(Metrics(), Surroundings(folder=folder, workers=2, cores=2))
-    session = sessions.open("step", ps.RunInference(Sizes(large_model=True)))
+    session = sessions.open("step", InferenceSpec.of(Sizes(large_model=True)))
     seen = []
 
     def ask(row):
@@ -754,7 +756,7 @@ def test_many_single_rows_in_shared_memory_make_one_batch(tmp_path):
     """More of them than descriptors fit beside one message."""
     sessions = Sessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
     try:
-        lane = sessions.open("step", ps.RunInference(Changes(large_model=True, max_batch_size=300))).join(Caller())
+        lane = sessions.open("step", InferenceSpec.of(Changes(large_model=True, max_batch_size=300))).join(Caller())
         tickets = [Ticket([np.full(10_000, row, dtype=np.float32)]) for row in range(300)]
         for ticket in tickets:
             lane.submit(ticket)
@@ -825,7 +827,7 @@ def worker(tmp_path):
 
 
 def ask(sessions, handler, rows):
-    lane = sessions.open("model", ps.RunInference(handler)).join(Caller())
+    lane = sessions.open("model", InferenceSpec.of(handler)).join(Caller())
     try:
         lane.submit(ticket := Ticket(list(rows)))
         return lane.wait(ticket)

@@ -13,7 +13,6 @@ import pytest
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
 from penstock.inference import slow
-from penstock.inference.hosted import wishes_of
 from penstock.inference.model import ModelCopy
 
 ROWS = 3000
@@ -103,7 +102,7 @@ def test_handlers_with_functions_leave_the_first_one_alone():
     plain = Adds()
     plain.with_preprocess_fn(int)
     assert plain.get_preprocess_fns() == ()
-    assert ps.RunInference(plain).path.before == ()
+    assert ps.RunInference(plain).spec.path.before == ()
 
 
 @pytest.mark.parametrize(("kind", "attach"), [("preprocess", "with_preprocess_fn"), ("postprocess", "with_postprocess_fn")])
@@ -368,8 +367,8 @@ def test_accelerators_that_are_known(name):
 
 def test_settings_that_go_together():
     step = ps.RunInference(Adds(large_model=True, model_copies=2, env_vars={"A": "1"}))
-    assert wishes_of(step).shared
-    assert wishes_of(step).copies == 2
+    assert step.spec.wishes().shared
+    assert step.spec.wishes().copies == 2
 
 
 def test_a_handler_whose_limits_are_its_own_is_asked_when_it_is_used():

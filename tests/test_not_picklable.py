@@ -9,8 +9,8 @@ import pytest
 import penstock as ps
 from penstock.errors import NotShippableError
 from penstock.failures import NOT_PICKLABLE, RAISED, Handling
-from penstock.inference.hosted import ServedModel
-from penstock.models.server import Outcome
+from penstock.inference.served import ServedModel
+from penstock.models.outcome import Outcome
 
 
 class Answer(ps.ModelHandler):

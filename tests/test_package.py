@@ -65,7 +65,7 @@ LAYERS = {
 # What decides, and does nothing: values and the time go in, values come out.
 PURE = [
     "batching/*.py",
-    *(f"models/{name}.py" for name in ("desk", "callers", "batch", "commands", "place")),
+    *(f"models/{name}.py" for name in ("desk", "callers", "batch", "commands", "outcome", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",

@@ -14,8 +14,10 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
-from penstock.inference.session import BYTES_SAMPLED_EVERY, Caller, Sessions, Ticket
-from penstock.inference.stream import InferenceStream
+from penstock.inference.lane import Caller
+from penstock.inference.session import BYTES_SAMPLED_EVERY, Sessions, Ticket
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.stream import open_stream
 from penstock.observe.metrics import Metrics
 
 PATIENCE = 10  # seconds until a thread counts as hanging
@@ -56,12 +58,11 @@ def sessions():
 
 
 def open_session(sessions, handler, **options):
-    return sessions.open("step", ps.RunInference(handler, **options))
+    return sessions.open("step", InferenceSpec.of(handler, **options))
 
 
 def stream_of(sessions, handler, caller=None, step="step", **options):
-    transform = ps.RunInference(handler, **options)
-    return InferenceStream(step, transform, sessions.open(step, transform), caller or Caller())
+    return open_stream(InferenceSpec.of(handler, **options), step, sessions, caller)
 
 
 def answers(rows):
@@ -89,8 +90,8 @@ def ask_and_leave(lane, *blocks, **options):
 def everything(stream, *blocks):
     """All answers of a stream to these blocks, as rows."""
     try:
-        got = [row for block in blocks for made in stream.push(block) for row in rows_of(made)]
-        return got + [row for made in stream.finish() for row in rows_of(made)]
+        got = [row for block in blocks for made in stream.push(block) for row in rows_of(made.block)]
+        return got + [row for made in stream.finish() for row in rows_of(made.block)]
     finally:
         stream.close()
 
@@ -225,7 +226,7 @@ def test_a_handler_without_super_init(sessions):
 
 
 def test_steps_with_one_model_identifier_share_a_session(sessions):
-    one, two, other = (ps.RunInference(Echo(), model_identifier=name) for name in ("m", "m", None))
+    one, two, other = (InferenceSpec.of(Echo(), model_identifier=name) for name in ("m", "m", None))
     assert sessions.open("a", one) is sessions.open("b", two)
     assert sessions.open("a", other) is not sessions.open("a", one)
     assert sessions.open("b", other) is not sessions.open("a", other)
@@ -351,13 +352,12 @@ def test_the_sessions_threads_end_with_it():
 
 def test_answers_come_back_to_their_callers_in_order_under_load(sessions):
     handler = Echo(max_batch_size=7)
-    transform = ps.RunInference(handler)
-    session = sessions.open("step", transform)
+    spec = InferenceSpec.of(handler)
 
     def work(n):
         draw = random.Random(n)
         blocks = [[(n, number, row) for row in range(draw.randint(1, 20))] for number in range(30)]
-        got = everything(InferenceStream("step", transform, session, Caller()), *blocks)
+        got = everything(open_stream(spec, "step", sessions), *blocks)
         return got == answers(row for block in blocks for row in block)
 
     assert all(Threads(*[lambda n=n: work(n) for n in range(6)]).all_well())
@@ -368,29 +368,28 @@ def test_answers_come_back_to_their_callers_in_order_under_load(sessions):
 @pytest.mark.parametrize("durations", [(None, None), (0.01, None), (None, 0.01), (600, 600)], ids=str)
 def test_two_models_in_a_row_never_wait_for_each_other(sessions, seed, durations):
     """Each thread feeds the answers of one model to another: one may wait here for rows of one that waits there."""
-    transforms = [
-        ps.RunInference(Echo(max_batch_size=size, max_batch_duration_secs=duration))
+    specs = [
+        InferenceSpec.of(Echo(max_batch_size=size, max_batch_duration_secs=duration))
         for size, duration in zip((5, 3), durations, strict=True)
     ]
-    opened = [sessions.open(f"step {n}", transform) for n, transform in enumerate(transforms)]
     barrier = threading.Barrier(4)
 
     def work(n):
         draw, caller, got = random.Random(100 * seed + n), Caller(), []
-        first, second = (InferenceStream("s", t, s, caller) for t, s in zip(transforms, opened, strict=True))
+        first, second = (open_stream(spec, f"step {at}", sessions, caller) for at, spec in enumerate(specs))
         blocks = [[(n, number, row) for row in range(draw.randint(1, 9))] for number in range(draw.randint(0, 9))]
         barrier.wait(PATIENCE)
         try:
             for block in blocks:
                 for made in first.push(block):
-                    for out in second.push(made):
-                        got += out
+                    for out in second.push(made.block):
+                        got += out.block
             for made in first.finish():
-                for out in second.push(made):
-                    got += out
+                for out in second.push(made.block):
+                    got += out.block
             first.close()
             for out in second.finish():
-                got += out
+                got += out.block
         finally:
             first.close()
             second.close()
@@ -409,8 +408,8 @@ def test_a_caller_that_waits_elsewhere_cannot_add_here(sessions):
             assert held.wait(PATIENCE)
             return super().run_inference(batch, model, inference_args)
 
-    here = sessions.open("here", ps.RunInference(Echo(max_batch_size=8)))
-    there = sessions.open("there", ps.RunInference(Slow(max_batch_size=8)))
+    here = sessions.open("here", InferenceSpec.of(Echo(max_batch_size=8)))
+    there = sessions.open("there", InferenceSpec.of(Slow(max_batch_size=8)))
     one, two = Caller(), Caller()
     lanes = {caller: (here.join(caller), there.join(caller)) for caller in (one, two)}
     lanes[two][1].close()
@@ -492,20 +491,20 @@ def test_a_caller_may_leave_while_its_rows_are_run(sessions):
 
 def test_streams_that_abort_midway_do_not_disturb_others(sessions):
     handler = Echo(max_batch_size=5)
-    transform = ps.RunInference(handler)
-    session = sessions.open("step", transform)
+    spec = InferenceSpec.of(handler)
+    session = sessions.open("step", spec)
     barrier = threading.Barrier(6)
 
     def work(n):
-        stream = InferenceStream("step", transform, session, Caller())
+        stream = open_stream(spec, "step", sessions)
         barrier.wait(PATIENCE)
         got = []
         try:
             for number in range(40):
                 if n % 2 and number == 10 + n:
                     return None
-                got += [row for made in stream.push([(n, number)]) for row in made]
-            got += [row for made in stream.finish() for row in made]
+                got += [row for made in stream.push([(n, number)]) for row in made.block]
+            got += [row for made in stream.finish() for row in made.block]
         finally:
             stream.close()
         return got
@@ -527,13 +526,13 @@ def test_rows_in_flight_are_bounded(sessions):
             return super().run_inference(batch, model, inference_args)
 
     handler = Slow(max_batch_size=4)
-    transform = ps.RunInference(handler)
-    session = sessions.open("step", transform)
+    spec = InferenceSpec.of(handler)
+    session = sessions.open("step", spec)
     blocker = session.join(Caller())
     busy = Threads(lambda: ask(blocker, [0, 0, 0, 0]))
     assert running.wait(PATIENCE)
     caller = Caller()
-    pushing = Threads(lambda: everything(InferenceStream("step", transform, session, caller), *([n] for n in range(200))))
+    pushing = Threads(lambda: everything(open_stream(spec, "step", sessions, caller), *([n] for n in range(200))))
     until_waiting(sessions, caller)
     with sessions.changed:
         assert session._batcher.waiting == 9, "two batches, and the row that was one too many"
@@ -606,7 +605,7 @@ def test_one_batch_runs_at_a_time_unless_the_handler_says_otherwise(sessions, du
 
 def test_no_batch_at_all_is_refused():
     with pytest.raises(UsageError, match="max_concurrent_batches"):
-        Sessions(Metrics()).open("step", ps.RunInference(Crowd(0, 1)))
+        Sessions(Metrics()).open("step", InferenceSpec.of(Crowd(0, 1)))
 
 
 # What is in a batch.
@@ -1005,8 +1004,8 @@ class InferenceRun:
         self.stream = stream_of(sessions, handler)
 
     def tables(self, *tables):
-        got = [made for table in tables for made in self.stream.push(table)]
-        got += self.stream.finish()
+        got = [made.block for table in tables for made in self.stream.push(table)]
+        got += [made.block for made in self.stream.finish()]
         self.stream.close()
         assert all(isinstance(made, pa.Table) for made in got)
         return got

@@ -26,14 +26,16 @@ def concat_columns(columns: list[Any]) -> Any:
     return pa.concat_tables(tables, promote_options="permissive").column(0)
 
 
-def with_answers(table: Any, pieces: list[tuple[int, Any]], model_id: str | None) -> Block:
-    """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts."""
+def with_answers(table: Any, pieces: list[tuple[int, Any, str | None]]) -> Block:
+    """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts, and the id
+    of the model that gave them."""
     import pyarrow as pa
 
-    answers = concat_columns([piece for _, piece in sorted(pieces, key=lambda item: item[0])])
-    ids = pa.DictionaryArray.from_arrays(
-        pa.repeat(pa.scalar(0, pa.int32()), table.num_rows), pa.array([model_id], pa.string())
-    )
+    pieces = sorted(pieces, key=lambda piece: piece[0])
+    answers = concat_columns([piece for _, piece, _ in pieces])
+    models = list(dict.fromkeys(model_id for _, _, model_id in pieces))
+    numbers = [pa.repeat(pa.scalar(models.index(model_id), pa.int32()), len(piece)) for _, piece, model_id in pieces]
+    ids = pa.DictionaryArray.from_arrays(pa.concat_arrays(numbers), pa.array(models, pa.string()))
     answered = _replace(_replace(table, "inference", answers), "model_id", ids)
     return answered.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
 

@@ -10,19 +10,17 @@ batches nor the order in which the steps of a bundle see its rows depend on thre
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.batching.entry import Entry
 from penstock.batching.fixed import FixedBatches, Pieces
 from penstock.blocks import Block, gather, rows_of, size_of
 from penstock.errors import NotShippableError, PenstockError
-from penstock.inference.ticket import Ticket, answers_of, not_packed
-from penstock.inference.transform import RunInference
+from penstock.inference.lane import Lane
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket, answers_of, hand_out, not_packed
+from penstock.models.outcome import Outcome
 from penstock.rows import without
-
-if TYPE_CHECKING:
-    from penstock.inference.hosted import HostedLane
-    from penstock.inference.lane import Lane
 
 
 class _Rows(NamedTuple):
@@ -42,11 +40,12 @@ class _Sent(NamedTuple):
 class FormingLane:
     """A lane whose batches are fixed. Used by one thread; whoever waits for a ticket that still gathers submits no more."""
 
-    def __init__(self, lane: Lane | HostedLane, transform: RunInference[Any, Any]) -> None:
-        handler = transform.path.model_handler
+    def __init__(self, lane: Lane, spec: InferenceSpec) -> None:
+        self.step = lane.step
+        self.handling = lane.handling
         self._lane = lane
-        self._model_id = handler.model_id()
-        self._batches: FixedBatches[_Rows] = FixedBatches(transform.limits, handler.measures_length())
+        self._model_id = spec.handler.model_id()  # of rows that never reach it
+        self._batches: FixedBatches[_Rows] = FixedBatches(spec.limits, spec.handler.measures_length())
         self._sent: deque[_Sent] = deque()
         self._args: Any = None
         self._failed: PenstockError | None = None  # a batch did: none is sent after it
@@ -63,6 +62,7 @@ class FormingLane:
         """Like a lane's; the arguments are the same for all rows."""
         self._check()
         self._args = args
+        ticket.step = self.step
         ticket.gathering = ticket.missing
         rows = _Rows(ticket, lengths)
         if alone:
@@ -82,7 +82,13 @@ class FormingLane:
         self._check()
         while not ticket.settled:
             self._hand_out()
-        return answers_of(ticket, self._model_id, self._lane.step)
+        return answers_of(ticket)
+
+    def pause(self) -> None:
+        self._lane.pause()
+
+    def resume(self) -> None:
+        self._lane.resume()
 
     def close(self) -> None:
         self._lane.close()
@@ -107,8 +113,8 @@ class FormingLane:
 
     def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], error: NotShippableError) -> None:
         """Send a batch without the rows that cannot be sent, which have failed, if that is handled."""
-        handling = self._lane.handling
-        found = {} if handling is None else not_packed(rows_of(batch.block), handling, self._lane.step, self._model_id)
+        handling = self.handling
+        found = {} if handling is None else not_packed(rows_of(batch.block), handling, self.step, self._model_id)
         if not found:
             self._failed = error
             return
@@ -125,14 +131,11 @@ class FormingLane:
         """Give the rows of the oldest batch on its way their answers, and their failures."""
         batch, pieces = self._sent.popleft()
         block = self._lane.wait(batch)
-        answers = block if isinstance(block, list) else block.column("inference")
-        at = 0
-        for (ticket, _), start, stop in pieces:
-            end = at + stop - start
-            if batch.failures:
-                ticket.failures |= {n - at + start: batch.failures[n] for n in range(at, end) if n in batch.failures}
-            ticket.fill(start, stop, answers[at:end])
-            at = end
+        if isinstance(block, list):
+            outcome = Outcome(block, batch.failures)
+        else:
+            outcome = Outcome(block.column("inference"), model_id=batch.pieces[0][2])
+        hand_out(outcome, [(rows.ticket, start, stop) for rows, start, stop in pieces])
 
 
 def _batch_of(pieces: Pieces[_Rows]) -> Block:

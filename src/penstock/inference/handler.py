@@ -278,12 +278,38 @@ def _check_function(method: str, fn: object) -> None:
         raise UsageError(f"{given}: expected a function of one row")
 
 
+def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:
+    """What the model wants in the environment of its process (env_vars=)."""
+    return handler._env_vars
+
+
+def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:
+    """Whether rows are batches already (with_no_batching())."""
+    return handler._no_batching
+
+
+def describes_same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:
+    """Whether two steps can share a model; the functions around it are each step's own."""
+    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching"}
+    settings = [{k: v for k, v in vars(handler).items() if k not in around} for handler in (one, other)]
+    try:
+        return type(one) is type(other) and bool(settings[0] == settings[1])
+    except ValueError:  # arrays do not compare to a single truth
+        return False
+
+
 def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:
     """How many batches may be in run_inference() at once."""
     limit: object = handler.max_concurrent_batches()
     if not isinstance(limit, int) or limit < 1:
         raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
     return max(limit, 2) if handler.prepares_ahead() else limit
+
+
+class AnnouncingHandler(ModelHandler[ExampleT, PredictionT, ModelT]):
+    """A handler that calls its model several times for a batch and says so before each: a timeout is for one call."""
+
+    calling: Callable[[], None] | None = None  # where calls are timed; set before each batch, never for two at once
 
 
 class KeyedModelHandler(ModelHandler[Any, Any, Any]):

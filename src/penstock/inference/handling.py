@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.blocks import Block, byte_size
+from penstock.blocks import byte_size
 from penstock.errors import NotShippableError, UsageError
 from penstock.failures import Failure
-from penstock.inference.path import join_keys, name_of
-from penstock.inference.stream import AnySession, InferenceStream, Pending
-from penstock.inference.ticket import Caller, Ticket, not_packed
-from penstock.inference.transform import FAILED_INFERENCES, RunInference, failed_postprocessing, failed_preprocessing
+from penstock.inference.lane import Lane
+from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing, join_keys, name_of
+from penstock.inference.plain_stream import InferenceStream, Made, Pending
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket, not_packed
 from penstock.rows import CAUGHT, map_rows, without
 
 
@@ -21,6 +22,7 @@ class _Passage:
     """Rows on their way to the model, and those of their piece that failed before it."""
 
     piece: list[Any]  # the rows as they came in
+    positions: Sequence[int]  # of these
     rows: list[Any]  # what became of those that are still on their way
     at: Sequence[int]  # where in the piece they stood
     keys: list[Any] | None = None
@@ -43,40 +45,44 @@ class _InFlight(Pending):
 class HandlingStream(InferenceStream):
     """An InferenceStream that goes on past rows that fail. Good rows and failures keep the order of the rows."""
 
-    def __init__(self, step: str, transform: RunInference[Any, Any], session: AnySession, caller: Caller) -> None:
-        super().__init__(step, transform, session, caller)
-        assert transform.handling is not None
-        self._handling = transform.handling
-        self._model_id = self._handler.model_id()
-        self._failed: dict[str, list[tuple[Any, Failure]]] = {}
-        self._last: tuple[_Passage, Sequence[int]] = _Passage([], [], []), []  # and where the rows stood that have answers
+    def __init__(self, spec: InferenceSpec, lane: Lane) -> None:
+        super().__init__(spec, lane)
+        assert spec.handling is not None
+        self._handling = spec.handling
+        self._model_id = spec.handler.model_id()  # of rows that never came to an outcome
+        self._failed: dict[str, list[tuple[int, Any, Failure]]] = {}  # by output: position, row, why
+        self._last: tuple[_Passage, Sequence[int]] = _Passage([], [], [], []), []  # and where the rows stood with answers
         self._before_last = 0  # of the failed inferences, how many are of earlier passages
 
-    def take_failed(self) -> dict[str, list[tuple[Any, Failure]]]:
+    def _take_failed(self) -> Iterator[Made]:
         failed, self._failed = self._failed, {}
-        return failed
+        for tag, rows in failed.items():
+            if rows:
+                yield Made([(row, failure) for _, row, failure in rows], [position for position, _, _ in rows], tag)
 
     # Towards the model.
 
-    def _push_rows(self, rows: list[Any]) -> None:
-        passage = _Passage(rows, rows, range(len(rows)))
+    def _push_rows(self, rows: list[Any], positions: Sequence[int]) -> None:
+        passage = _Passage(rows, positions, rows, range(len(rows)))
         self._preprocess(passage, self._path.before, 0)
         self._submit_passage(passage)
 
-    def _submit_batches(self, batches: list[Any]) -> None:
+    def _submit_batches(self, batches: list[Any], positions: Sequence[int]) -> None:
         """Of a row that is a batch, each example may fail by itself; its row is then a batch of one."""
-        passage = _Passage(batches, batches, range(len(batches)))
+        passage = _Passage(batches, positions, batches, range(len(batches)))
         self._preprocess(passage, self._path.before, 0)
         for at, batch in zip(passage.at, passage.rows, strict=True):
+            position = positions[at]
             try:
                 examples = self._examples_in(batch)
             except CAUGHT as exc:
                 if not self._handling.handles(exc):
                     raise
-                self._submit_passage(_Passage([batches[at]], [], [], failed={0: self._failure(exc)}), alone=True)
+                lost = _Passage([batches[at]], [position], [], [], failed={0: self._failure(exc)})
+                self._submit_passage(lost, alone=True)
             else:
                 ones = [[example] for example in examples]
-                self._submit_passage(_Passage(ones, examples, range(len(ones))), alone=True)
+                self._submit_passage(_Passage(ones, [position] * len(ones), examples, range(len(ones))), alone=True)
 
     def _submit_passage(self, passage: _Passage, alone: bool = False) -> None:
         self._split_keys(passage)
@@ -105,8 +111,7 @@ class HandlingStream(InferenceStream):
             passage.rows = made
             if failed:
                 self.rows_in += len(failed)
-                rows = [(passage.piece[passage.at[at]], failure) for at, failure in failed.items()]
-                self._failed.setdefault(failed_preprocessing(number), []).extend(rows)
+                self._note(failed_preprocessing(number), passage, {passage.at[at]: why for at, why in failed.items()})
                 passage.drop(failed)
 
     def _split_keys(self, passage: _Passage) -> None:
@@ -140,7 +145,7 @@ class HandlingStream(InferenceStream):
 
     # Back from it.
 
-    def _take(self) -> Block:
+    def _take(self) -> Made:
         pending, answers = self._next()
         assert isinstance(pending, _InFlight)
         assert isinstance(answers, list)
@@ -155,27 +160,33 @@ class HandlingStream(InferenceStream):
         answers = join_keys(keys, answers)
         for number, function in enumerate(self._path.after, len(self._path.after_model)):
             answers, _ = self._postprocess(function, answers, None, number)
-        return answers
+        kept = self._last[1]
+        whole = len(kept) == len(passage.piece)
+        return Made(answers, passage.positions if whole else [passage.positions[at] for at in kept])
 
-    def refuse(self, answers: Block) -> Block | None:
-        assert isinstance(answers, list)
-        failed = self._not_packed(answers)
+    def refuse(self, answers: Made) -> Made | None:
+        assert isinstance(answers.block, list)
+        failed = self._not_packed(answers.block)
         if not failed:
             return None
         passage, kept = self._last
         passage.failed |= {kept[at]: failure for at, failure in failed.items()}
         del self._failed.setdefault(FAILED_INFERENCES, [])[self._before_last :]
         self._hand_out(passage)
-        return without(answers, failed)
+        return Made(without(answers.block, failed), without(answers.positions, failed))
 
     def _not_packed(self, rows: list[Any]) -> dict[int, Failure]:
         return not_packed(rows, self._handling, self._step, self._model_id)
 
     def _hand_out(self, passage: _Passage) -> None:
         """The rows that failed in front of the model, in it and right behind it, in the order in which they came."""
-        failed = self._failed.setdefault(FAILED_INFERENCES, [])
-        self._before_last = len(failed)
-        failed.extend((passage.piece[at], passage.failed[at]) for at in sorted(passage.failed))
+        self._before_last = len(self._failed.setdefault(FAILED_INFERENCES, []))
+        self._note(FAILED_INFERENCES, passage, {at: passage.failed[at] for at in sorted(passage.failed)})
+
+    def _note(self, tag: str, passage: _Passage, failed: Mapping[int, Failure]) -> None:
+        """Rows that failed, by their place in the piece, for an output."""
+        rows = [(passage.positions[at], passage.piece[at], failure) for at, failure in failed.items()]
+        self._failed.setdefault(tag, []).extend(rows)
 
     def _postprocess(
         self, function: Callable[[Any], Any], answers: list[Any], keys: list[Any] | None, number: int
@@ -183,9 +194,11 @@ class HandlingStream(InferenceStream):
         made, failed = self._each(function, answers, "postprocess")
         if not failed:
             return made, keys
-        self._last = self._last[0], without(self._last[1], failed)
+        passage, kept = self._last
+        self._last = passage, without(kept, failed)
         given = join_keys(keys, answers)
-        self._failed.setdefault(failed_postprocessing(number), []).extend((given[at], failed[at]) for at in failed)
+        rows = [(passage.positions[kept[at]], given[at], failure) for at, failure in failed.items()]
+        self._failed.setdefault(failed_postprocessing(number), []).extend(rows)
         return without(made, failed), None if keys is None else without(keys, failed)
 
     # Row by row.
@@ -226,4 +239,5 @@ class HandlingStream(InferenceStream):
 
 
 def _in_flight(passage: _Passage) -> _InFlight:
-    return _InFlight(Ticket(passage.rows), passage.keys, len(passage.rows), byte_size(passage.rows), passage)
+    rows = passage.rows
+    return _InFlight(Ticket(rows), passage.keys, passage.positions, len(rows), byte_size(rows), passage)

@@ -4,102 +4,31 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import cloudpickle
 
-from penstock.blocks import Block, byte_size, is_table, row_at, rows_of
+from penstock.blocks import Block, byte_size, is_table, row_at
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
 from penstock.failures import OUT_OF_MEMORY, TIMED_OUT, Failure, Handling
-from penstock.inference.handler import ModelHandler, concurrent_batches
-from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
-from penstock.inference.ticket import Caller, Ticket, answers_of, not_packed
-from penstock.inference.transform import RunInference
-from penstock.inference.turns import QUICK_TURNS
+from penstock.inference.columns import concat_columns
+from penstock.inference.lane import Caller
+from penstock.inference.served import host_spec
+from penstock.inference.shared import Shared
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket, answers_of, hand_out
 from penstock.models.client import HostClient
-from penstock.models.messages import Answers, Broken, HostSpec, Report, Submit
-from penstock.models.place import Place, Surroundings, Wishes
+from penstock.models.messages import Answers, Broken, Report, Submit
+from penstock.models.outcome import Outcome
+from penstock.models.place import Place
 from penstock.models.rendezvous import Address, name_of, run_folder
-from penstock.models.server import Outcome
 from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
-from penstock.rows import PredictionResult, safe_str, shorten
-from penstock.transport.interpreters import thread_variables
+from penstock.rows import safe_str, shorten
 from penstock.transport.packing import pack
 
-if TYPE_CHECKING:
-    from penstock.inference.session import Sessions
-
-
 logger = logging.getLogger(__name__)
-
-
-def wishes_of(transform: RunInference[Any, Any]) -> Wishes:
-    """What the user's configuration says about where a step's model lives."""
-    handler, handling = transform.path.model_handler, transform.handling
-    shared = bool(handler.share_model_across_processes())
-    return Wishes(
-        shared=shared,
-        copies=handler.model_copies() if shared else None,
-        timeout=None if handling is None else handling.timeout,
-        isolated=handling is not None and handling.use_subprocess,
-        accelerator=handler.accelerator(),
-        gpus=_gpus_in(handler._env_vars.get("CUDA_VISIBLE_DEVICES")),
-    )
-
-
-def _gpus_in(variable: str | None) -> tuple[str, ...] | None:
-    return None if variable is None else tuple(name.strip() for name in variable.split(",") if name.strip())
-
-
-class ServedModel:
-    """What a host runs: one model copy, asked for whole batches."""
-
-    def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], watched: bool = False
-    ) -> None:
-        self.step = step
-        self._watched = watched
-        self._handler = handler
-        self._size_buckets = size_buckets
-        self._copy: ModelCopy | None = None
-        self._batches = 0
-
-    def load(self) -> tuple[float, int]:
-        self._handler._env_vars = {}  # they are set already, and a device may have been chosen since
-        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, watched=self._watched)
-        loaded = self._copy.load()
-        assert loaded is not None
-        if self._handler.prepares_ahead():
-            QUICK_TURNS.begin()
-        return loaded.seconds, loaded.bytes
-
-    def run(self, batch: Block, how: Any, calling: Callable[[], None], final: bool) -> Outcome:
-        args, step, handling, retry = how
-        assert self._copy is not None
-        for told in (self._copy, self._handler):  # a handler that calls its model more than once says so, too
-            if hasattr(told, "announce"):
-                told.announce(calling)
-        given = batch if handling is None else rows_of(batch)
-        outcomes = self._copy.outcomes(given, args, step, handling, retry, holds_back=not final)
-        size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
-        self._batches += 1
-        answers, failures, calls, again = outcomes
-        return Outcome(answers, failures, calls, again, self._copy.take_out_of_memory(), size)
-
-    def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
-        """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;
-        None if no answer by itself is to blame, or such errors are not handled."""
-        _, step, handling, _ = how
-        if handling is None or not isinstance(outcome.answers, list):
-            return None
-        failed = not_packed(outcome.answers, handling, step, self._handler.model_id())
-        if not failed:
-            return None
-        answers = [None if at in failed else answer for at, answer in enumerate(outcome.answers)]
-        return outcome._replace(answers=answers, failures={**outcome.failures, **failed})
 
 
 class _Open(NamedTuple):
@@ -113,18 +42,18 @@ class _Open(NamedTuple):
 class HostedSession:
     """This process's way to a model that is elsewhere."""
 
-    def __init__(self, owner: Sessions, key: str, step: str, transform: RunInference[Any, Any], place: Place) -> None:
+    def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
-        self.handler = transform.path.model_handler
+        self._model_id = spec.handler.model_id()  # of rows that never came to an outcome
         self._owner = owner
         self._changed = owner.changed
-        self._namespace = transform.metrics_namespace
+        self._namespace = spec.metrics_namespace
         self._open: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         around = owner.around
-        address = Address(around.folder or run_folder(transform.id), name_of(key))
-        self._client = HostClient(address, _spec(step, transform, place, around), self)
+        address = Address(around.folder or run_folder(spec.id), name_of(key))
+        self._client = HostClient(address, host_spec(step, spec, place, around), self)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -202,17 +131,15 @@ class HostedSession:
 
     def answered(self, message: Answers, answers: list[Any]) -> None:
         with self._changed:
-            at = 0
-            for position, (number, start, stop) in enumerate(message.pieces):
-                submitted = self._open.get(number)
-                if submitted is not None:
-                    part = answers[position] if is_table(submitted.ticket.block) else answers[at : at + stop - start]
-                    failures = {
-                        n - at + start: message.failures[n] for n in range(at, at + stop - start) if n in message.failures
-                    }
-                    _fill(submitted.ticket, start, stop, part, failures, message.wrapped)
-                at += stop - start
+            pieces = [(self._ticket(number), start, stop) for number, start, stop in message.pieces]
+            together = concat_columns(answers) if _are_columns(pieces) else answers  # of columns, one came for each piece
+            hand_out(Outcome(together, message.failures, model_id=message.model_id, wrapped=message.wrapped), pieces)
             self._settle({number for number, _, _ in message.pieces})
+
+    def _ticket(self, number: int) -> Ticket | None:
+        """None: its bundle has ended."""
+        submitted = self._open.get(number)
+        return None if submitted is None else submitted.ticket
 
     def broken(self, message: Broken) -> None:
         """Rows whose process was killed or died: a failure of each where that is handled, else an error."""
@@ -229,10 +156,9 @@ class HostedSession:
                     ticket.error = ticket.error or kind(what)
                 else:
                     error = MemoryError(message.message) if message.kind == OUT_OF_MEMORY else kind(message.message)
-                    model_id = self.handler.model_id()
-                    failure = Failure.of(error, step, kind=message.kind, model_id=model_id, group=message.rows)
-                    ticket.failures.update(dict.fromkeys(range(start, stop), failure))
-                    ticket.fill(start, stop, [None] * (stop - start))
+                    failure = Failure.of(error, step, kind=message.kind, model_id=self._model_id, group=message.rows)
+                    failures = dict.fromkeys(range(stop - start), failure)
+                    hand_out(Outcome([None] * len(failures), failures), [(ticket, start, stop)])
             self._settle({number for number, _, _ in message.pieces})
 
     def refused(self, tickets: Iterable[int], error: PenstockError) -> None:
@@ -315,6 +241,7 @@ class HostedLane:
             self._args, self._how = args, self._pickled(args)
         if not ticket.missing:
             return
+        ticket.step = self.step
         submitted = _Open(ticket, self.step, self.handling)
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
@@ -323,7 +250,7 @@ class HostedLane:
             with self.caller.paused(self):
                 self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
         self._open.pop(id(ticket), None)
-        return answers_of(ticket, self._session.handler.model_id(), self.step)
+        return answers_of(ticket)
 
     def pause(self) -> None:
         """The bundle waits at another model."""
@@ -345,36 +272,5 @@ class HostedLane:
         return data
 
 
-def _fill(
-    ticket: Ticket, start: int, stop: int, answers: Any, failures: dict[int, Failure], wrapped: tuple[str | None] | None
-) -> None:
-    if any(failure is None for failure in failures.values()):  # these rows run again: their answers are to come
-        for at in [at for at in range(start, stop) if failures.get(at, at) is not None]:
-            ticket.fill(at, at + 1, answers[at - start : at - start + 1])
-        ticket.failures.update({at: failure for at, failure in failures.items() if failure is not None})
-        return
-    ticket.failures.update(failures)
-    if wrapped is not None and isinstance(ticket.block, list):
-        answers = list(map(PredictionResult, ticket.block[start:stop], answers, itertools.repeat(wrapped[0])))
-    ticket.fill(start, stop, answers)
-
-
-def _spec(step: str, transform: RunInference[Any, Any], place: Place, around: Surroundings) -> HostSpec:
-    handler = transform.path.model_handler
-    limits = transform.limits
-    return HostSpec(
-        name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is None), protocol=5),
-        limits=replace(limits, weigh=len)
-        if limits.weigh is not None
-        else limits,  # callers weigh; none of theirs runs there
-        by_length=handler.measures_length(),
-        copies=place.copies,
-        concurrent=concurrent_batches(handler),
-        in_turn=handler.prepares_ahead(),
-        retry_safe=handler.retry_safe,
-        timeout=place.timeout,
-        load_timeout=around.load_timeout,
-        variables={**thread_variables(max(1, around.cores // place.copies)), **handler._env_vars},
-        devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
-    )
+def _are_columns(pieces: Iterable[tuple[Ticket | None, int, int]]) -> bool:
+    return any(ticket is not None and is_table(ticket.block) for ticket, _, _ in pieces)

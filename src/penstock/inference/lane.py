@@ -1,39 +1,118 @@
-"""A bundle's way into a session."""
+"""A caller's way to a model: the protocol of all lanes, and the lane into a session of this process."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple, Protocol
 
-from penstock.batching.entry import Entry
+import cloudpickle
+
+from penstock.batching.entry import Entry, Span
 from penstock.blocks import Block, byte_size
+from penstock.errors import PenstockError
 from penstock.failures import Handling
-from penstock.inference.hosted import HostedLane
-from penstock.inference.ticket import Caller, Request, Ticket, answers_of, identity_of
+from penstock.inference.ticket import Ticket, answers_of, hand_out
+from penstock.models.outcome import Outcome
 from penstock.retry import Retry
 
-if TYPE_CHECKING:
-    from penstock.inference.session import InferenceSession
+
+class Lane(Protocol):
+    """One bundle's way to a model, wherever that is. Used by one thread: whoever opens it closes it."""
+
+    @property
+    def step(self) -> str:
+        """Whose rows come by it; several steps may share the model."""
+
+    @property
+    def handling(self) -> Handling | None:
+        """Which errors cost a row."""
+
+    def submit(
+        self,
+        ticket: Ticket,
+        args: Any = None,
+        *,
+        weights: list[int] | None = None,
+        lengths: list[int] | None = None,
+        alone: bool = False,
+    ) -> None:
+        """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
+
+    def wait(self, ticket: Ticket) -> Block:
+        """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`. Rows that
+        failed, where that is handled, are in ticket.failures."""
+
+    def pause(self) -> None:
+        """No rows come until resume(): the bundle waits at another model."""
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None:
+        """No more rows come; what is still there, nobody wants."""
 
 
-class Lane:
-    """One bundle's way into a session, used by one thread."""
+class Caller:
+    """One bundle that is running in this process, whichever sessions it submits to. `waits_for` is guarded by the lock of
+    the sessions; `hosted` is used by the bundle's own thread alone."""
+
+    __slots__ = ("hosted", "waits_for")
+
+    def __init__(self) -> None:
+        self.waits_for: Ticket | None = None
+        self.hosted: list[Lane] = []  # its lanes to models in other processes, which cannot see that it waits
+
+    @contextlib.contextmanager
+    def paused(self, here: Lane) -> Iterator[None]:
+        """Inside, hosts know that this bundle waits at another model, and adds no rows to theirs."""
+        elsewhere = [lane for lane in self.hosted if lane is not here]
+        for lane in elsewhere:
+            lane.pause()
+        try:
+            yield
+        finally:
+            for lane in elsewhere:
+                lane.resume()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for answers that are not there, so that it cannot submit rows anywhere."""
+        return self.waits_for is not None and not self.waits_for.settled
+
+
+class Request(NamedTuple):
+    """What the batcher carries: rows, the arguments for them, and who wants the answers."""
+
+    ticket: Ticket
+    args: Any
+    lane: LocalLane
+
+
+class _Elsewhere(Protocol):
+    def join(self, caller: Caller, step: str | None, handling: Handling | None, retry: Retry | None) -> Lane: ...
+
+
+class _Session(Protocol):
+    """What a lane needs of the session that it leads into."""
+
+    def load(self) -> _Elsewhere | None: ...
+    def submit(self, entry: Entry[Request]) -> None: ...
+    def wait(self, ticket: Ticket, caller: Caller) -> None: ...
+    def leave(self, lane: LocalLane) -> None: ...
+
+
+class LocalLane:
+    """The way into a session of this process."""
 
     def __init__(
-        self,
-        session: InferenceSession,
-        caller: Caller,
-        step: str,
-        handling: Handling | None = None,
-        retry: Retry | None = None,
+        self, session: _Session, caller: Caller, step: str, handling: Handling | None = None, retry: Retry | None = None
     ) -> None:
         self.caller = caller
         self.step = step
         self.handling = handling
         self.retry = retry
         self._session = session
-        self._moved: HostedLane | None = None
+        self._moved: Lane | None = None  # where it goes on, if the model turns out to need a host
         self._args: Any = None
         self._args_identity: Hashable = None
 
@@ -46,7 +125,6 @@ class Lane:
         lengths: list[int] | None = None,
         alone: bool = False,
     ) -> None:
-        """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
         if self._moved is None and (host := self._session.load()) is not None:
             self._moved = host.join(self.caller, self.step, self.handling, self.retry)
         if self._moved is not None:
@@ -54,6 +132,7 @@ class Lane:
             return
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
+        ticket.step = self.step
         columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
         group = (columns, self._args_identity, self.handling, self.retry)
         entry = Entry(
@@ -68,17 +147,46 @@ class Lane:
         self._session.submit(entry)
 
     def wait(self, ticket: Ticket) -> Block:
-        """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`. Rows that
-        failed, where that is handled, are in ticket.failures."""
         if self._moved is not None:
             return self._moved.wait(ticket)
         if not ticket.settled:
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
                 self._session.wait(ticket, self.caller)
-        return answers_of(ticket, self._session.handler.model_id(), self._session.step)
+        return answers_of(ticket)
+
+    def pause(self) -> None:
+        """The session sees that its caller waits."""
+
+    def resume(self) -> None: ...
 
     def close(self) -> None:
-        """No more rows come from this bundle."""
         if self._moved is not None:
             self._moved.close()
         self._session.leave(self)
+
+
+def settle(spans: list[Span[Request]], outcome: Outcome | PenstockError) -> None:
+    """Hand what a batch came to, or its error, to the tickets whose rows were in it. The sessions' lock is held."""
+    if isinstance(outcome, Outcome):
+        hand_out(outcome, [(entry.item.ticket, start, stop) for entry, start, stop in spans])
+        return
+    for span in spans:
+        span.entry.item.ticket.error = span.entry.item.ticket.error or outcome
+
+
+def lengths_of(spans: list[Span[Request]]) -> list[int] | None:
+    """The lengths of the rows of a batch, where they are known."""
+    if spans[0].entry.lengths is None:
+        return None
+    return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
+
+
+def identity_of(args: Any) -> Hashable:
+    """Equal for arguments that are equal: rows share a batch only if theirs are."""
+    if args is None:
+        return None
+    try:
+        identity: bytes = cloudpickle.dumps(args, protocol=5)
+    except Exception:
+        return id(args)
+    return identity

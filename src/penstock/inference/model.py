@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.batching.isolation import Blame, blamed, isolate
@@ -14,23 +14,15 @@ from penstock.blocks import Block, join, row_at, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.columns import as_column, concat_columns
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import AnnouncingHandler, ModelHandler, variables_of
 from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
+from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
 from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
-
-
-class Outcomes(NamedTuple):
-    """What became of the rows of a batch."""
-
-    answers: Any  # a list, None where a row failed; or for a table an Arrow array
-    failures: Mapping[int, Failure]  # by position in the batch
-    calls: int = 1  # of run_inference()
-    again: Sequence[int] = ()  # rows that are to run once more, in a fresh process: they have neither
 
 
 class _Care(NamedTuple):
@@ -45,12 +37,20 @@ class ModelCopy:
     """A handler and the model that it loaded, in this process."""
 
     def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...] = (), *, watched: bool = False
+        self,
+        step: str,
+        handler: ModelHandler[Any, Any, Any],
+        size_buckets: tuple[int, ...] = (),
+        *,
+        watched: bool = False,
+        prepared: bool = False,
     ) -> None:
-        """watched: a thread tells of a call that does not end."""
+        """watched: a thread tells of a call that does not end. prepared: this process has the handler's variables in its
+        environment, and maybe a device of its own: they are not set again."""
         self.step = step
         self._slow = SlowCalls(step) if watched else None
         self.handler = handler
+        self._variables = {} if prepared else variables_of(handler)
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
         self._loading = threading.Lock()
@@ -64,7 +64,7 @@ class ModelCopy:
             if self._loaded is not None:
                 return None
             try:
-                self._loaded = load(self.handler.load_model, self.handler._env_vars)
+                self._loaded = load(self.handler.load_model, self._variables)
             except PenstockError:
                 raise
             except CAUGHT as exc:
@@ -81,7 +81,7 @@ class ModelCopy:
         retry: Retry | None = None,
         *,
         holds_back: bool = False,
-    ) -> Outcomes:
+    ) -> Outcome:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
         several may share this model. A table is for steps that handle none.
@@ -93,9 +93,8 @@ class ModelCopy:
         anew; where several are, memory is full, and what has no answer yet is left with them."""
         care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
         answers, raised = self._tried(batch, args, care)
-        if raised is None:
-            return Outcomes(answers, {}, care.tries.made)
-        return self._isolated(batch, args, step, care, raised)
+        made = Outcome(answers, {}, care.tries.made) if raised is None else self._isolated(batch, args, step, care, raised)
+        return made._replace(model_id=self._model_id())
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -152,7 +151,7 @@ class ModelCopy:
             self.handler.after_out_of_memory()
         return exc
 
-    def _isolated(self, batch: Block, args: Any, step: str, care: _Care, raised: BaseException) -> Outcomes:
+    def _isolated(self, batch: Block, args: Any, step: str, care: _Care, raised: BaseException) -> Outcome:
         """Find the rows that are to blame; the calls for that answer the others."""
         pieces: list[tuple[int, Any]] = []  # where a piece starts, and its answers
         handling = care.handling
@@ -187,12 +186,12 @@ class ModelCopy:
             failures |= dict.fromkeys(range(start, stop), failure)
         calls += care.tries.made - 1
         if not too_large:
-            return Outcomes(_put_together(batch, pieces, failures), failures, calls)
+            return Outcome(_put_together(batch, pieces, failures), failures, calls)
         if not isinstance(batch, list):  # a part of a column is none
-            return Outcomes(None, {}, calls, range(row_count(batch)))
+            return Outcome(None, {}, calls, range(row_count(batch)))
         known = {at for start, answers in pieces for at in range(start, start + len(answers))} | failures.keys()
         left = [at for at in range(len(batch)) if at not in known]
-        return Outcomes(_put_together(batch, pieces, failures), failures, calls, left)
+        return Outcome(_put_together(batch, pieces, failures), failures, calls, left)
 
     def _blamed(
         self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]
@@ -205,7 +204,12 @@ class ModelCopy:
         kind = WRONG_COUNT if isinstance(error, PredictionCountError) else RAISED
         if self._is_out_of_memory(error):
             kind = OUT_OF_MEMORY
-        return Failure.of(error, step, kind=kind, attempts=attempts, model_id=self.handler.model_id(), group=group)
+        return Failure.of(error, step, kind=kind, attempts=attempts, model_id=self._model_id(), group=group)
+
+    def _model_id(self) -> str | None:
+        """Text, whatever the handler says: it travels."""
+        model_id = self.handler.model_id()
+        return None if model_id is None else str(model_id)
 
     def _error(self, batch: Block, error: BaseException, step: str, attempts: int) -> StepError:
         """What ends the run: the row that is to blame, or the rows of which none could be."""
@@ -226,6 +230,8 @@ class ModelCopy:
     def announce(self, calling: Callable[[], None]) -> None:
         """From now on, tell this before each call that this thread makes."""
         self._own.calling = calling
+        if isinstance(self.handler, AnnouncingHandler):
+            self.handler.calling = calling
 
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StepError
-from penstock.inference.handler import KeyedModelHandler, ModelHandler
+from penstock.inference.handler import KeyedModelHandler, ModelHandler, is_prebatched
 from penstock.pipeline.transforms import describe_function
 from penstock.rows import map_rows, shorten
 
 NO_KEY = object()
+FAILED_INFERENCES = "failed_inferences"  # the output of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class RowPath:
             before_model=tuple(inner.get_preprocess_fns()) if keyed else (),
             after_model=tuple(inner.get_postprocess_fns()) if keyed else (),
             after=tuple(handler.get_postprocess_fns()),
-            prebatched=handler._no_batching or inner._no_batching,
+            prebatched=is_prebatched(handler) or is_prebatched(inner),
         )
 
     @property
@@ -50,6 +51,19 @@ class RowPath:
         return (
             not (self.before or self.before_model or self.after_model or self.after or self.prebatched) and self.keys is None
         )
+
+    @property
+    def functions_before(self) -> int:
+        return len(self.before) + len(self.before_model)
+
+    @property
+    def functions_after(self) -> int:
+        return len(self.after_model) + len(self.after)
+
+    def failure_tags(self) -> list[str]:
+        """The outputs for rows that failed, in the order in which a row could."""
+        before, after = range(self.functions_before), range(self.functions_after)
+        return [*map(failed_preprocessing, before), FAILED_INFERENCES, *map(failed_postprocessing, after)]
 
     def split_keys(self, rows: list[Any], step: str) -> tuple[list[Any], list[Any] | None]:
         """Examples and their keys."""
@@ -65,6 +79,14 @@ class RowPath:
             return [row[1] for row in rows], [row[0] for row in rows]
         pairs = [row if isinstance(row, tuple) and len(row) == 2 else (NO_KEY, row) for row in rows]
         return [example for _, example in pairs], [key for key, _ in pairs]
+
+
+def failed_preprocessing(number: int) -> str:
+    return f"failed_preprocessing[{number}]"
+
+
+def failed_postprocessing(number: int) -> str:
+    return f"failed_postprocessing[{number}]"
 
 
 def join_keys(keys: list[Any] | None, answers: list[Any]) -> list[Any]:

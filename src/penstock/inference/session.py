@@ -16,24 +16,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span
 from penstock.blocks import Block, gather, row_count, rows_of
 from penstock.errors import EngineError, PenstockError, StepError
-from penstock.failures import Failure, Handling
+from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
-from penstock.inference.hosted import HostedSession, wishes_of
-from penstock.inference.lane import Lane
+from penstock.inference.hosted import HostedSession
+from penstock.inference.lane import Caller, LocalLane, Request, lengths_of, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
-from penstock.inference.ticket import Caller, Request, Ticket, lengths_of, settle
-from penstock.inference.transform import RunInference
+from penstock.inference.shared import Shared
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
 from penstock.inference.turns import QUICK_TURNS
 from penstock.models.memory import available_bytes
+from penstock.models.outcome import Outcome
 from penstock.models.place import Place, Surroundings, choose_place, fits
 from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
@@ -58,29 +58,24 @@ METRICS = (
 logger = logging.getLogger(__name__)
 
 
-class Sessions:
-    """The sessions of one process. One lock for all of them, held only to decide, never while a model runs: a bundle that
-    waits at one model is a bundle that cannot add rows at another."""
+class Sessions(Shared):
+    """The sessions of one process, or of one run in it."""
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
-        self.changed = threading.Condition()
-        self.metrics = metrics
-        self.around = around or Surroundings()
+        super().__init__(metrics, around)
         self._open: dict[str, InferenceSession | HostedSession] = {}
         self._closed = False
 
-    def open(self, step: str, transform: RunInference[Any, Any]) -> InferenceSession | HostedSession:
+    def open(self, step: str, spec: InferenceSpec) -> InferenceSession | HostedSession:
         """The session of a step, or of all steps that share its model: here, or in a host."""
-        key = f"model {transform.model_identifier}" if transform.model_identifier else f"step {step}"
+        key = f"model {spec.model_identifier}" if spec.model_identifier else f"step {step}"
         with self.changed:
             if self._closed:
                 raise EngineError(f"step {step!r}: the run has ended")
             if key not in self._open:
-                place = choose_place(wishes_of(transform), self.around)
-                if place.hosted:
-                    self._open[key] = HostedSession(self, key, step, transform, place)
-                else:
-                    self._open[key] = InferenceSession(self, key, step, transform, place)
+                place = choose_place(spec.wishes(), self.around)
+                kind = HostedSession if place.hosted else InferenceSession
+                self._open[key] = kind(self, key, step, spec, place)
             return self._open[key]
 
     def drain_metrics(self) -> Metrics:
@@ -103,45 +98,45 @@ class Sessions:
 class InferenceSession:
     """One model copy with the batcher in front of it."""
 
-    def __init__(self, owner: Sessions, key: str, step: str, transform: RunInference[Any, Any], place: Place) -> None:
+    def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
         self._key = key
-        self._transform = transform
+        self._spec = spec
         self._place = place
         self._placing = threading.Lock()
         self._moved: HostedSession | None = None
-        self.handler = transform.path.model_handler
+        self.handler = spec.handler
         self._owner = owner
         self._changed = owner.changed
         in_worker = (
             bool(owner.around.folder) and not owner.around.in_process
         )  # elsewhere a single caller has no other thread
-        self._model = ModelCopy(step, self.handler, transform.limits.size_buckets, watched=in_worker)
-        self._batcher: Batcher[Request] = Batcher(transform.limits)
-        self._aiming = Aiming(transform.limits, self.handler.measures_length())
-        self._limits = transform.limits
-        self._lanes: set[Lane] = set()
+        self._model = ModelCopy(step, self.handler, spec.limits.size_buckets, watched=in_worker)
+        self._batcher: Batcher[Request] = Batcher(spec.limits)
+        self._aiming = Aiming(spec.limits, self.handler.measures_length())
+        self._limits = spec.limits
+        self._lanes: set[LocalLane] = set()
         self._running = 0
         self._in_turn = self.handler.prepares_ahead()
         self._limit = concurrent_batches(self.handler)
-        self._keys = {name: MetricKey(step, transform.metrics_namespace, name) for name in METRICS}
+        self._keys = {name: MetricKey(step, spec.metrics_namespace, name) for name in METRICS}
         self._closed = False
         self._sizes, self._latencies = Distribution(), Distribution()
         self._ended = 0.0  # when the last batch did
         if self._in_turn:
             QUICK_TURNS.begin()
         self._threads: list[threading.Thread] = []
-        if transform.limits.max_wait is not None or self._limit > 1:
+        if spec.limits.max_wait is not None or self._limit > 1:
             self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
             for thread in self._threads:
                 thread.start()
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
-    ) -> Lane:
+    ) -> LocalLane:
         """A bundle's own way in, until it closes it; for a step that shares the model of another, with its own name and
         its own handling of errors."""
-        lane = Lane(self, caller, step or self.step, handling, retry)
+        lane = LocalLane(self, caller, step or self.step, handling, retry)
         with self._changed:
             self._lanes.add(lane)
         return lane
@@ -167,7 +162,7 @@ class InferenceSession:
                 if self._place.measured:
                     self._place = self._measured_place()
                     if self._place.hosted:
-                        self._moved = HostedSession(self._owner, self._key, self.step, self._transform, self._place)
+                        self._moved = HostedSession(self._owner, self._key, self.step, self._spec, self._place)
         if self._moved is None:
             self._load_here()
         return self._moved
@@ -236,7 +231,7 @@ class InferenceSession:
             finally:
                 caller.waits_for = None
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: LocalLane) -> None:
         """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
             self._lanes.discard(lane)
@@ -266,10 +261,7 @@ class InferenceSession:
                     self._run(spans)
 
     def _run(self, spans: list[Span[Request]]) -> None:
-        error: PenstockError | None = None
-        answers: Any = None
-        failures: Mapping[int, Failure] = {}
-        calls = 1
+        outcome: Outcome | PenstockError
         aim = self._batcher.aim
         self._running += 1
         self._changed.release()
@@ -279,24 +271,24 @@ class InferenceSession:
             request = spans[0].entry.item
             lane = request.lane
             given = batch if lane.handling is None else rows_of(batch)
-            answers, failures, calls, _ = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
+            outcome = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
             seconds = time.perf_counter() - started
             size = self._sampled_size(batch)
         except PenstockError as exc:
-            error = exc
+            outcome = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
-            error = StepError(f"step {self.step!r}: {type(exc).__name__} in run_inference(): {safe_str(exc)}")
+            outcome = StepError(f"step {self.step!r}: {type(exc).__name__} in run_inference(): {safe_str(exc)}")
             if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C
         finally:
             self._changed.acquire()
             self._running -= 1
-            settle(spans, answers, error, failures)
+            settle(spans, outcome)
             self._changed.notify_all()
-        if error is None:
-            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds), calls)
+        if isinstance(outcome, Outcome):
+            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds), outcome.calls)
             self._record_batch(row_count(batch), seconds, size)
-        if error is not None or failures:
+        if not isinstance(outcome, Outcome) or outcome.failures:
             self._owner.metrics.count(self._keys["failed_batches_counter"])
 
     # What is learned and measured.

@@ -37,6 +37,8 @@ class SlowCalls:
 
     def close(self) -> None:
         self._over.set()
+        if self._thread is not None:
+            self._thread.join()  # at once: it does nothing but wait
 
     def _watch(self) -> None:
         while True:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
-from penstock.inference.handler import ModelHandler, check_copies, check_run_inference
-from penstock.inference.path import RowPath
+from penstock.inference.handler import ModelHandler
+from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
+from penstock.inference.spec import InferenceSpec
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
@@ -21,8 +21,6 @@ from penstock.retry import Retry
 T = TypeVar("T")
 U = TypeVar("U")
 
-FAILED_INFERENCES = "failed_inferences"  # the output of a step
-
 
 class RunInference(Retryable[PCollection[T], PCollection[U]]):
     """One answer for each row, in order, from the model that the handler describes.
@@ -31,8 +29,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
     of it, from all callers together. Steps with the same `model_identifier` share one model.
     """
 
-    handling: Handling | None = None
-    fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
+    spec: InferenceSpec  # all of it, for whoever runs it
 
     def __init__(
         self,
@@ -47,19 +44,12 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
                 f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
             )
             raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
-        self.path = RowPath.of(model_handler)
-        inner = self.path.model_handler
-        check_copies(inner.model_copies())
-        check_run_inference(inner)
-        inner.validate_inference_args(inference_args)
-        self.limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
-        if self.limits.max_padded_cost is not None and not inner.measures_length():
-            raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
-        self.id = secrets.token_hex(8)  # tells this step's model host from all others, where no engine of ours runs it
-        self.inference_args = inference_args
-        self.metrics_namespace = metrics_namespace or inner.get_metrics_namespace()
-        self.model_identifier = model_identifier
-        self.hints = resource_hints(**inner.get_resource_hints())
+        self.spec = InferenceSpec.of(model_handler, inference_args, metrics_namespace, model_identifier=model_identifier)
+        self.hints = resource_hints(**self.spec.handler.get_resource_hints())
+
+    @property
+    def handling(self) -> Handling | None:
+        return self.spec.handling
 
     def with_exception_handling(
         self,
@@ -75,32 +65,28 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         the rows fails, the run stops. With `timeout`, seconds for one run_inference() call, or `use_subprocess` the model
         has a process of its own, whose hangs and crashes cost a row too, whatever `exc_class` says.
         """
+        handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
         handled = copy.copy(self)
-        handled.handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
+        handled.spec = replace(self.spec, handling=handling)
         return HandledInference(handled)
 
     def with_retry(self, retry: Retry) -> RunInference[T, U]:
         """The same step, with a call of the model that raises what `retry` names made again, before the rows of its batch
         are told apart. Where the model lives in a process of its own, it is called again there."""
-        if not self.path.model_handler.retry_safe:
+        if not self.spec.handler.retry_safe:
             raise UsageError(
-                f"with_retry(): {type(self.path.model_handler).__name__} says that a second call with the same rows does "
+                f"with_retry(): {type(self.spec.handler).__name__} says that a second call with the same rows does "
                 "harm (retry_safe = False); leave one of both out"
             )
-        return super().with_retry(retry)
-
-    def with_fixed_batches(self) -> RunInference[T, U]:
-        """The same step as a deterministic run carries it out."""
-        fixed = copy.copy(self)
-        fixed.fixed_batches = True
-        fixed.limits = self.limits.fixed(self.path.model_handler.measures_length())
-        return fixed
+        retried = super().with_retry(retry)
+        retried.spec = replace(self.spec, retry=retry)
+        return retried
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
 
     def default_label(self) -> str:
-        return f"RunInference({type(self.path.model_handler).__name__})"
+        return f"RunInference({type(self.spec.handler).__name__})"
 
 
 class InferenceFailures(Outputs[tuple[Any, Failure]]):
@@ -115,11 +101,10 @@ class InferenceFailures(Outputs[tuple[Any, Failure]]):
     failed_postprocessing: tuple[PCollection[tuple[Any, Failure]], ...]
 
     def __init__(self, by_tag: Mapping[str, PCollection[Any]], path: RowPath) -> None:
-        super().__init__(by_tag, failure_tags(path))
-        before, after = len(path.before + path.before_model), len(path.after_model + path.after)
-        self.failed_preprocessing = tuple(by_tag[failed_preprocessing(number)] for number in range(before))
+        super().__init__(by_tag, path.failure_tags())
+        self.failed_preprocessing = tuple(by_tag[failed_preprocessing(n)] for n in range(path.functions_before))
         self.failed_inferences = by_tag[FAILED_INFERENCES]
-        self.failed_postprocessing = tuple(by_tag[failed_postprocessing(number)] for number in range(after))
+        self.failed_postprocessing = tuple(by_tag[failed_postprocessing(n)] for n in range(path.functions_after))
 
     def __or__(self, transform: PTransform[Any, Any]) -> Any:
         if isinstance(transform, Flatten):
@@ -143,54 +128,9 @@ class HandledInference(PTransform[PCollection[T], tuple[PCollection[U], Inferenc
         return retried
 
     def expand(self, pcoll: PCollection[T]) -> tuple[PCollection[U], InferenceFailures]:
-        made = add_step(self.inference, pcoll, (MAIN, *failure_tags(self.inference.path))).outputs
-        return made[MAIN], InferenceFailures(made, self.inference.path)
+        path = self.inference.spec.path
+        made = add_step(self.inference, pcoll, (MAIN, *path.failure_tags())).outputs
+        return made[MAIN], InferenceFailures(made, path)
 
     def default_label(self) -> str:
         return self.inference.default_label()
-
-
-def failure_tags(path: RowPath) -> list[str]:
-    """The outputs for rows that failed, in the order in which a row could."""
-    before, after = len(path.before + path.before_model), len(path.after_model + path.after)
-    return [*map(failed_preprocessing, range(before)), FAILED_INFERENCES, *map(failed_postprocessing, range(after))]
-
-
-def failed_preprocessing(number: int) -> str:
-    return f"failed_preprocessing[{number}]"
-
-
-def failed_postprocessing(number: int) -> str:
-    return f"failed_postprocessing[{number}]"
-
-
-def check_shared_models(steps: Mapping[str, RunInference[Any, Any]]) -> None:
-    """Steps with one model_identifier share one model, so they must describe the same one."""
-    first: dict[str, str] = {}
-    for label, step in steps.items():
-        if step.model_identifier is None:
-            continue
-        other = first.setdefault(step.model_identifier, label)
-        if not _same_model(steps[other].path.model_handler, step.path.model_handler):
-            raise UsageError(
-                f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
-                "differ; give both the same handler, or each an identifier of its own"
-            )
-        if _guards(steps[other]) != _guards(step):
-            raise UsageError(
-                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not their timeout= and "
-                "use_subprocess= in with_exception_handling(); give both the same, or each a model of its own"
-            )
-
-
-def _guards(step: RunInference[Any, Any]) -> tuple[float | None, bool]:
-    return (None, False) if step.handling is None else (step.handling.timeout, step.handling.use_subprocess)
-
-
-def _same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:
-    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching"}  # these are each step's own
-    settings = [{k: v for k, v in vars(handler).items() if k not in around} for handler in (one, other)]
-    try:
-        return type(one) is type(other) and bool(settings[0] == settings[1])
-    except ValueError:  # arrays do not compare to a single truth
-        return False

@@ -277,10 +277,11 @@ class Broker:
                 self._owners[payload.owner] = model
         for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
+            sent = Answers(pieces, payload, failures, message.model_id, message.wrapped)
             if isinstance(payload, SegmentRef):
-                client.line.send(Answers(pieces, payload._replace(at=0), failures, message.wrapped), [fds[payload.at]])
+                client.line.send(sent._replace(payload=payload._replace(at=0)), [fds[payload.at]])
             else:
-                client.line.send(Answers(pieces, payload, failures, message.wrapped))
+                client.line.send(sent)
         for command in commands:
             self._do(command)
 

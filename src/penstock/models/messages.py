@@ -111,7 +111,8 @@ class Answers(NamedTuple):
     pieces: list[Piece]  # by ticket
     payload: Payload
     failures: Any  # by position among these rows; None for a row that runs again, and is answered later
-    wrapped: tuple[str | None] | None = None  # the answers are PredictionResults of the rows themselves, by this model
+    model_id: str | None  # of the model that gave them
+    wrapped: bool  # each is to be a PredictionResult of its row, by this model
 
 
 class Broken(NamedTuple):
@@ -181,7 +182,8 @@ class Ran(NamedTuple):
     batch: int
     seconds: float
     answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position, None: it runs again
-    wrapped: tuple[str | None] | None  # as in Answers
+    model_id: str | None  # as in Answers, and so is:
+    wrapped: bool
     calls: int  # of the model
     out_of_memory: int | None  # the least number of rows that did not fit, if any did not
     size: int | None  # bytes of the batch, if they were counted

@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
 from penstock.models.messages import Bring, Calling, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.models.outcome import Outcome, dealt
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, load_pickle, pack, unpack
@@ -33,17 +34,6 @@ from penstock.transport.segments import Leases, Segment, Segments
 
 GC_THRESHOLD = 100_000
 MOST_SEGMENTS = 200  # in a message: each has a descriptor
-
-
-class Outcome(NamedTuple):
-    """What a batch came to."""
-
-    answers: Any  # one for each row: a list, or an Arrow array
-    failures: Mapping[int, Any]  # of rows that have no answer, by position
-    calls: int = 1
-    again: Sequence[int] = ()  # rows that have neither: they are to run in a fresh process
-    out_of_memory: int | None = None
-    size: int | None = None  # bytes of the batch, if they were counted
 
 
 class Served(Protocol):
@@ -138,17 +128,17 @@ class _Server:
             seconds = time.perf_counter() - started
             again = list(outcome.again)
             if len(again) == sum(job.sizes):
-                self._send(Ran(job.batch, seconds, [], None, outcome.calls, outcome.out_of_memory, outcome.size, again))
+                self._send(_ran(job, seconds, [], outcome))
                 return
             outcome = outcome._replace(failures={**outcome.failures, **dict.fromkeys(again)})
-            bare, wrapped = _unwrapped(outcome, job.rows)
+            bare = _unwrapped(outcome, job.rows)
             try:
                 packed = _packed_by_reader(bare, job, served.step)
             except NotShippableError:
                 mended = served.without_unpackable(outcome, job.how)
                 if mended is None:
                     raise
-                outcome, wrapped = mended, None
+                bare = mended
                 packed = _packed_by_reader(mended, job, served.step)
         except BaseException as exc:  # SystemExit too: it is the handler's error
             self._send(Raised(job.batch, ErrorReport.of(exc)))
@@ -164,8 +154,7 @@ class _Server:
                 payload = self._segments.ref(segments[-1], len(segments) - 1)
             answers.append((reader, payload, failures))
         fds = [segment.fd for segment in segments]
-        ran = Ran(job.batch, seconds, answers, wrapped, outcome.calls, outcome.out_of_memory, outcome.size, again)
-        self._send(ran, fds)
+        self._send(_ran(job, seconds, answers, bare), fds)
         for segment in segments:
             self._segments.done(segment)
 
@@ -224,38 +213,45 @@ class _Server:
             self._channel.send(message, fds)
 
 
-def _unwrapped(outcome: Outcome, rows: Block) -> tuple[Outcome, tuple[str | None] | None]:
+def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], outcome: Outcome) -> Ran:
+    return Ran(
+        job.batch,
+        seconds,
+        answers,
+        outcome.model_id,
+        outcome.wrapped,
+        outcome.calls,
+        outcome.out_of_memory,
+        outcome.size,
+        list(outcome.again),
+    )
+
+
+def _unwrapped(outcome: Outcome, rows: Block) -> Outcome:
     """Answers without the examples, where those are the rows themselves: the callers have them."""
     answers = outcome.answers
     if outcome.failures or not isinstance(rows, list) or type(answers[0]) is not PredictionResult:
-        return outcome, None
+        return outcome
     model_id = answers[0].model_id
     if not (model_id is None or type(model_id) is str):
-        return outcome, None
+        return outcome
     for answer, row in zip(answers, rows, strict=True):
         if type(answer) is not PredictionResult or answer.example is not row or answer.model_id != model_id:
-            return outcome, None
-    return outcome._replace(answers=[answer.inference for answer in answers]), (model_id,)
+            return outcome
+    return outcome._replace(answers=[answer.inference for answer in answers], model_id=model_id, wrapped=True)
 
 
 def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple[list[Any], dict[int, Any]]]:
     """The answers of a batch, packed once for each client that has rows in it."""
-    by_reader: dict[int, list[Any]] = {}
+    answers: dict[int, list[Any]] = {reader: [] for reader in job.readers}
     failures: dict[int, dict[int, Any]] = {reader: {} for reader in job.readers}
-    at = 0
-    rows: dict[int, int] = dict.fromkeys(job.readers, 0)
-    for reader, size in zip(job.readers, job.sizes, strict=True):
-        for position in range(at, at + size) if outcome.failures else ():
-            if position in outcome.failures:
-                failures[reader][rows[reader] + position - at] = outcome.failures[position]
-        part = outcome.answers if size == len(outcome.answers) else outcome.answers[at : at + size]
-        if isinstance(part, list):
-            by_reader.setdefault(reader, []).extend(part)
-        else:
-            by_reader.setdefault(reader, []).append(part)  # columns stay whole, one for each piece
+    rows = dict.fromkeys(job.readers, 0)
+    pieces = ((reader, 0, size) for reader, size in zip(job.readers, job.sizes, strict=True))
+    for reader, _, size, part, failed in dealt(outcome, pieces):
+        failures[reader] |= {rows[reader] + at: failure for at, failure in failed.items()}
+        answers[reader] += part if isinstance(part, list) else [part]  # columns stay whole, one for each piece
         rows[reader] += size
-        at += size
-    return {reader: (_packed(part, step), failures[reader]) for reader, part in by_reader.items()}
+    return {reader: (_packed(part, step), failures[reader]) for reader, part in answers.items()}
 
 
 def _packed(answers: list[Any], step: str) -> list[Any]:

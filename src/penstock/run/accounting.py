@@ -40,7 +40,7 @@ def is_counted(node: Node) -> bool:
 
 def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
     """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
-    prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
+    prebatched = isinstance(node.transform, RunInference) and node.transform.spec.path.prebatched
     if isinstance(node.transform, Read) or prebatched:
         return None
     given = [_rows_of(before, counts) for pcoll in node.inputs for before in _counted_before(pcoll)]

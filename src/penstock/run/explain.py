@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from penstock.batching.aim import Aiming
-from penstock.inference.hosted import wishes_of
+from penstock.inference.spec import InferenceSpec
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Write
 from penstock.models.place import Surroundings, choose_place
@@ -41,7 +40,7 @@ def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) 
 
 def _without_model_files(plan: Plan) -> list[str]:
     steps = [(step.label, step.transform) for stage in plan.stages for step in stage.steps()]
-    models = [(label, each.path.model_handler) for label, each in steps if isinstance(each, RunInference)]
+    models = [(label, each.spec.handler) for label, each in steps if isinstance(each, RunInference)]
     return [label for label, handler in models if not handler.model_files()]
 
 
@@ -68,31 +67,30 @@ def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surround
 def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     if not isinstance(step.transform, RunInference):
         return ""
-    transform = step.transform.with_fixed_batches() if around.deterministic else step.transform
-    limits = transform.limits
-    place = choose_place(wishes_of(transform), around)
+    spec = step.transform.spec.fixed() if around.deterministic else step.transform.spec
+    limits = spec.limits
+    place = choose_place(spec.wishes(), around)
     parts = [place.describe(in_process)]
-    if transform.path.prebatched:
+    if spec.path.prebatched:
         parts.append("rows are batches already")
     else:
-        parts.append(_batches(transform))
+        parts.append(_batches(spec))
         if limits.max_weight is not None:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    rows_alone = transform.handling is not None or not transform.path.plain
-    if transform.path.model_handler.takes_columns() and not rows_alone:
+    if spec.takes_columns():
         parts.append("takes columns")
     if place.measured:
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return f": {', '.join(parts)}"
 
 
-def _batches(step: RunInference[Any, Any]) -> str:
-    limits = step.limits
-    if step.fixed_batches:
-        return f"deterministic: {_fixed_batches(step)} inside a split"
-    if step.path.model_handler.measures_length():
+def _batches(spec: InferenceSpec) -> str:
+    limits = spec.limits
+    if spec.fixed_batches:
+        return f"deterministic: {_fixed_batches(spec)} inside a split"
+    if spec.handler.measures_length():
         budget = "found while running" if limits.max_padded_cost is None else f"at most {limits.max_padded_cost}"
         return f"batches of rows of like length out of {limits.lookahead_rows or 'many'}, padded cost {budget}"
     if limits.max_size is None:
@@ -100,9 +98,9 @@ def _batches(step: RunInference[Any, Any]) -> str:
     return f"batches of at most {limits.max_size} rows"
 
 
-def _fixed_batches(step: RunInference[Any, Any]) -> str:
-    by_length = step.path.model_handler.measures_length()
-    aim = Aiming(step.limits, by_length).aim()
+def _fixed_batches(spec: InferenceSpec) -> str:
+    by_length = spec.handler.measures_length()
+    aim = Aiming(spec.limits, by_length).aim()
     if not by_length:
         return f"batches of {aim.rows} rows"
     return f"batches of rows of like length out of {aim.lookahead}, padded cost at most {aim.cost},"

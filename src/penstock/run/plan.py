@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import GraphError
-from penstock.inference.transform import RunInference, check_shared_models
+from penstock.inference.spec import check_shared_models
+from penstock.inference.transform import RunInference
 from penstock.io.sink import Write
 from penstock.io.source import Read
 from penstock.pipeline.graph import MAIN, Node, PCollection
@@ -68,7 +69,7 @@ class _Planner:
             if self.fed_stages.get(pcoll.producer) is stage:  # the rows of a Reshuffle begin here
                 root.next[MAIN] += self._collected(pcoll, ())
             stage.roots.append(root)
-        check_shared_models({n.label: n.transform for n in self.graph.nodes if isinstance(n.transform, RunInference)})
+        check_shared_models({n.label: n.transform.spec for n in self.graph.nodes if isinstance(n.transform, RunInference)})
         sinks = {node.index: node for node in self.graph.nodes if isinstance(node.transform, Write)}
         return Plan(self.stages, sinks)
 
@@ -168,7 +169,9 @@ def largest_batch(stage: Stage) -> int:
     for step in stage.steps():
         if isinstance(step.transform, MapBatches):
             sizes.append(step.transform.batch_size)
-        elif isinstance(step.transform, (RunInference, BatchElements)):
+        elif isinstance(step.transform, RunInference):
+            sizes.append(step.transform.spec.limits.max_size or TYPICAL_BATCH)
+        elif isinstance(step.transform, BatchElements):
             sizes.append(step.transform.limits.max_size or TYPICAL_BATCH)
     return max([*sizes, LIKE_LENGTHS] if measures_length(stage) else sizes)
 
@@ -176,4 +179,4 @@ def largest_batch(stage: Stage) -> int:
 def measures_length(stage: Stage) -> bool:
     """Whether a model of the stage is given rows of like length."""
     models = [step.transform for step in stage.steps() if isinstance(step.transform, RunInference)]
-    return any(model.path.model_handler.measures_length() for model in models)
+    return any(model.spec.handler.measures_length() for model in models)

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
 from penstock.io.source import Read, Source
 from penstock.observe.metrics import Metrics

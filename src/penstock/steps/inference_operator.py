@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.blocks import Block, row_count, rows_of
-from penstock.inference.handling import HandlingStream
+from penstock.inference.lane import Caller
+from penstock.inference.plain_stream import InferenceStream, Made
 from penstock.inference.session import Sessions
-from penstock.inference.stream import InferenceStream
-from penstock.inference.ticket import Caller
-from penstock.inference.transform import RunInference
-from penstock.observe.metrics import MetricKey
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.stream import open_stream
 from penstock.steps.operator import Operator, RefusedError
 
 
 class InferenceOperator(Operator):
-    def __init__(self, label: str, transform: RunInference[Any, Any], sessions: Sessions, caller: Caller) -> None:
+    def __init__(self, label: str, spec: InferenceSpec, sessions: Sessions, caller: Caller) -> None:
         super().__init__(label)
-        self._transform = transform.with_fixed_batches() if sessions.around.deterministic else transform
+        self._spec = spec
         self._sessions = sessions
         self._caller = caller
         self._stream: InferenceStream | None = None
         self.has_model_behind = False  # on the bundle's line
-        self._inferences = MetricKey(label, transform.metrics_namespace, "num_inferences")
 
     def start(self) -> None:
-        session = self._sessions.open(self.label, self._transform)
-        kind = InferenceStream if self._transform.handling is None else HandlingStream
-        self._stream = kind(self.label, self._transform, session, self._caller)
+        self._stream = open_stream(self._spec, self.label, self._sessions, self._caller)
 
     def push(self, block: Block) -> None:
         assert self._stream is not None
-        for answers in self._stream.push(block):
-            self._give(answers, self._stream)
-        self._emit_failures(self._stream)
+        for made in self._stream.push(block):
+            self._give(made, self._stream)
 
     def finish(self) -> None:
         assert self._stream is not None
-        for answers in self._stream.finish():
-            self._give(answers, self._stream)
-        self._emit_failures(self._stream)
+        for made in self._stream.finish():
+            self._give(made, self._stream)
         self.count.rows_in += self._stream.rows_in
-        self.metrics.count(self._inferences, self._stream.rows_answered)
+        self.metrics.merge(self._stream.metrics)
         self._close()
 
     def rows_in_block(self, block: Block) -> int:
-        if not self._transform.path.prebatched:
+        if not self._spec.path.prebatched:
             return row_count(block)
         return sum(len(batch) if hasattr(batch, "__len__") else 1 for batch in rows_of(block))
 
@@ -61,18 +53,17 @@ class InferenceOperator(Operator):
     def abort(self) -> None:
         self._close()
 
-    def _give(self, answers: Block, stream: InferenceStream) -> None:
+    def _give(self, made: Made, stream: InferenceStream) -> None:
+        if made.failed is not None:
+            self.fail(rows_of(made.block), made.failed)
+            return
         try:
-            self.emit(answers)
+            self.emit(made.block)
         except RefusedError as exc:
-            rest = stream.refuse(answers) if exc.block is answers else None
+            rest = stream.refuse(made) if exc.block is made.block else None
             if rest is None:
                 raise
-            self.emit(rest)
-
-    def _emit_failures(self, stream: InferenceStream) -> None:
-        for tag, failed in stream.take_failed().items():
-            self.fail(failed, tag)
+            self.emit(rest.block)
 
     def _close(self) -> None:
         if self._stream is not None:

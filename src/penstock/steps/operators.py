@@ -11,8 +11,8 @@ from itertools import compress, islice
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
+from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
-from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.pipeline.handled import Handleable
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
@@ -100,7 +100,7 @@ def is_inference(transform: Any) -> bool:
 def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
     """The operator that carries out a primitive transform."""
     if isinstance(transform, RunInference):
-        return InferenceOperator(label, transform, sessions, caller)
+        return InferenceOperator(label, transform.spec, sessions, caller)
     if is_inference(transform):
         return IsolatedOperator(label, transform, sessions, caller)
     guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.blocks import Block, rows_of
-from penstock.inference.handler import ModelHandler
+from penstock.blocks import rows_of
+from penstock.inference.handler import AnnouncingHandler
+from penstock.inference.lane import Caller
+from penstock.inference.plain_stream import InferenceStream, Made
 from penstock.inference.session import Sessions
-from penstock.inference.stream import InferenceStream
-from penstock.inference.ticket import Caller
-from penstock.inference.transform import RunInference
+from penstock.inference.spec import InferenceSpec
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.pipeline.transforms import Filter, FlatMap, Map, ParDo, TaggedOutput
@@ -25,46 +25,39 @@ class IsolatedOperator(InferenceOperator):
     """A Map, FlatMap, Filter or ParDo with a timeout, or in a subprocess."""
 
     def __init__(self, label: str, transform: Handleable[Any, Any], sessions: Sessions, caller: Caller) -> None:
-        inference: RunInference[Any, Any] = RunInference(StepHandler(transform))
-        inference.handling, inference.retry = transform.handling, transform.retry
-        super().__init__(label, inference, sessions, caller)
+        spec = InferenceSpec.of(StepHandler(transform), handling=transform.handling, retry=transform.retry)
+        super().__init__(label, spec, sessions, caller)
         self._tags = (MAIN, *(transform.tags if isinstance(transform, ParDo) else ()))
 
-    def _give(self, answers: Block, stream: InferenceStream) -> None:
-        made: dict[str, list[Any]] = {tag: [] for tag in self._tags}
-        for outputs in rows_of(answers):
+    def _give(self, made: Made, stream: InferenceStream) -> None:
+        if made.failed is not None:
+            self.fail(rows_of(made.block), FAILURES)
+            return
+        by_tag: dict[str, list[Any]] = {tag: [] for tag in self._tags}
+        for outputs in rows_of(made.block):
             for tag, row in outputs:
-                made[tag].append(row)
-        for tag, rows in made.items():
+                by_tag[tag].append(row)
+        for tag, rows in by_tag.items():
             self.emit(rows, tag)
 
-    def _emit_failures(self, stream: InferenceStream) -> None:
-        for failed in stream.take_failed().values():
-            self.fail(failed, FAILURES)
 
-
-class StepHandler(ModelHandler[Any, _Made, Callable[[Any], _Made]]):
+class StepHandler(AnnouncingHandler[Any, _Made, Callable[[Any], _Made]]):
     """A step as a model: its answer to a row is what the step makes of it."""
 
     def __init__(self, step: Handleable[Any, Any]) -> None:
         super().__init__(max_batch_size=BATCH)
         self._step = step
-        self._calling: Callable[[], None] | None = None
 
     def load_model(self) -> Callable[[Any], _Made]:
         return _row_function(self._step)
-
-    def announce(self, calling: Callable[[], None]) -> None:
-        """From now on, tell this before each row: a timeout is for one of them."""
-        self._calling = calling
 
     def run_inference(
         self, batch: Sequence[Any], model: Callable[[Any], _Made], inference_args: Mapping[str, Any] | None = None
     ) -> list[_Made]:
         made = []
         for row in batch:
-            if self._calling is not None:
-                self._calling()
+            if self.calling is not None:
+                self.calling()
             made.append(model(row))
         return made
 

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from penstock.inference.handler import ModelHandler
-from penstock.inference.transform import RunInference
+from penstock.inference.spec import InferenceSpec
 from penstock.io.files import checked_path
 from penstock.journal.identity.definitions import is_users_class, name_of, state_of
 from penstock.journal.identity.values import digests
@@ -41,9 +41,9 @@ def _is_free(name: str) -> bool:
     return name.lstrip("_") in _FREE or _FREE_PATTERN.search(name) is not None
 
 
-def handler_digests(step: RunInference[Any, Any]) -> dict[str, str]:
+def handler_digests(spec: InferenceSpec) -> dict[str, str]:
     """The digests of a step's handler, by attribute, with the functions around the model and the arguments of its calls."""
-    path = step.path
+    path = spec.path
     found = dict(_handler(path.model_handler, ""))
     before, after = path.before + path.before_model, path.after_model + path.after
     for name, functions in (("preprocess_fn", before), ("postprocess_fn", after)):
@@ -52,7 +52,7 @@ def handler_digests(step: RunInference[Any, Any]) -> dict[str, str]:
     layers = path.keys, len(path.before), len(path.after_model), path.prebatched
     if layers != (None, 0, 0, False):
         found |= digests("keys and layers", layers)
-    found |= dict(_settings("inference_args", step.inference_args, set()))
+    found |= dict(_settings("inference_args", spec.inference_args, set()))
     return found
 
 

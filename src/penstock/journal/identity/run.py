@@ -41,8 +41,8 @@ def describe_run(graph: Graph, plan: Plan) -> Identity:
     return Identity(
         shape=tuple(_shape(graph, plan, names)),
         code={names[node.label]: _code(node.transform) for node in graph.nodes},
-        handlers={name: handler_digests(model) for name, model in models.items()},
-        model_files={name: tuple(map(str, model.path.model_handler.model_files())) for name, model in models.items()},
+        handlers={name: handler_digests(model.spec) for name, model in models.items()},
+        model_files={name: tuple(map(str, model.spec.handler.model_files())) for name, model in models.items()},
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
 

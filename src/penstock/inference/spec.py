@@ -1,0 +1,111 @@
+"""The whole configuration of one inference. It knows no pipeline and no engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.batching.limits import BatchLimits
+from penstock.errors import UsageError
+from penstock.failures import Handling
+from penstock.inference.handler import ModelHandler, check_copies, check_run_inference, describes_same_model, variables_of
+from penstock.inference.path import RowPath
+from penstock.models.place import Wishes
+from penstock.retry import Retry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class InferenceSpec:
+    """Which model, how rows reach it and in which batches, and what becomes of errors. It can be pickled."""
+
+    path: RowPath  # the handler, and what happens to a row around it
+    limits: BatchLimits
+    inference_args: Mapping[str, Any] | None = None
+    metrics_namespace: str
+    model_identifier: str | None = None  # those with the same one share a model
+    handling: Handling | None = None  # None: an error ends the run
+    retry: Retry | None = None
+    fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
+    id: str = field(default_factory=lambda: secrets.token_hex(8))  # names its model host, where no run has a folder for them
+
+    @classmethod
+    def of(
+        cls,
+        handler: ModelHandler[Any, Any, Any],
+        inference_args: Mapping[str, Any] | None = None,
+        metrics_namespace: str | None = None,
+        *,
+        model_identifier: str | None = None,
+        handling: Handling | None = None,
+        retry: Retry | None = None,
+    ) -> InferenceSpec:
+        """What a handler says, checked, with the user's own settings."""
+        path = RowPath.of(handler)
+        inner = path.model_handler
+        check_copies(inner.model_copies())
+        check_run_inference(inner)
+        inner.validate_inference_args(inference_args)
+        limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
+        if limits.max_padded_cost is not None and not inner.measures_length():
+            raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
+        return cls(
+            path=path,
+            limits=limits,
+            inference_args=inference_args,
+            metrics_namespace=metrics_namespace or inner.get_metrics_namespace(),
+            model_identifier=model_identifier,
+            handling=handling,
+            retry=retry,
+        )
+
+    @property
+    def handler(self) -> ModelHandler[Any, Any, Any]:
+        return self.path.model_handler
+
+    def fixed(self) -> InferenceSpec:
+        """The same inference as a deterministic run carries it out."""
+        return replace(self, fixed_batches=True, limits=self.limits.fixed(self.handler.measures_length()))
+
+    def takes_columns(self) -> bool:
+        """Whether tables reach the model as they are."""
+        needs_rows = self.handling is not None or self.limits.max_weight is not None or self.handler.measures_length()
+        return self.path.plain and not needs_rows and self.handler.takes_columns()
+
+    def wishes(self) -> Wishes:
+        """What the user's configuration says about where the model lives."""
+        handler, handling = self.handler, self.handling
+        shared = bool(handler.share_model_across_processes())
+        gpus = variables_of(handler).get("CUDA_VISIBLE_DEVICES")
+        return Wishes(
+            shared=shared,
+            copies=handler.model_copies() if shared else None,
+            timeout=None if handling is None else handling.timeout,
+            isolated=handling is not None and handling.use_subprocess,
+            accelerator=handler.accelerator(),
+            gpus=None if gpus is None else tuple(name.strip() for name in gpus.split(",") if name.strip()),
+        )
+
+
+def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
+    """Steps with one model_identifier share one model, so they must describe the same one."""
+    first: dict[str, str] = {}
+    for label, step in steps.items():
+        if step.model_identifier is None:
+            continue
+        other = first.setdefault(step.model_identifier, label)
+        if not describes_same_model(steps[other].handler, step.handler):
+            raise UsageError(
+                f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
+                "differ; give both the same handler, or each an identifier of its own"
+            )
+        if _guards(steps[other]) != _guards(step):
+            raise UsageError(
+                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not their timeout= and "
+                "use_subprocess= in with_exception_handling(); give both the same, or each a model of its own"
+            )
+
+
+def _guards(step: InferenceSpec) -> tuple[float | None, bool]:
+    return (None, False) if step.handling is None else (step.handling.timeout, step.handling.use_subprocess)
