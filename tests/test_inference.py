@@ -376,7 +376,7 @@ def test_a_handler_whose_limits_are_its_own_is_asked_when_it_is_used():
         def batch_elements_kwargs(self):
             return {**super().batch_elements_kwargs(), "element_size_fn": len}
 
-    assert ps.RunInference(Own(max_batch_weight=9)).limits.max_weight == 9
+    assert ps.RunInference(Own(max_batch_weight=9)).spec.limits.max_weight == 9
 
 
 def test_the_rows_of_a_step_that_is_not_there():

@@ -137,6 +137,13 @@ def test_only_the_table_of_engines_knows_the_local_engine():
     assert named == []
 
 
+def test_an_inference_knows_no_transform():
+    """Other engines run it from a spec; only this file makes a step of a pipeline of it."""
+    inside = [path for path in (SOURCE / "inference").glob("*.py") if path.name != "transform.py"]
+    assert len(inside) > 10
+    assert [path.name for path in inside if "inference.transform" in path.read_text()] == []
+
+
 def test_what_decides_imports_nothing_that_acts():
     modules = sorted(path for pattern in PURE for path in SOURCE.glob(pattern))
     assert len(modules) >= len(PURE)

@@ -35,7 +35,6 @@ class _Open(NamedTuple):
     """A ticket that is not answered yet."""
 
     ticket: Ticket
-    step: str
     handling: Handling | None
 
 
@@ -44,7 +43,7 @@ class HostedSession:
 
     def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
-        self._model_id = spec.handler.model_id()  # of rows that never came to an outcome
+        self._handler = spec.handler
         self._owner = owner
         self._changed = owner.changed
         self._namespace = spec.metrics_namespace
@@ -102,7 +101,7 @@ class HostedSession:
             alone=alone,
             size=0 if lengths is None else byte_size(block),
         )
-        buffers = pack(block, submitted.step)
+        buffers = pack(block, submitted.ticket.step)
         with self._changed:
             self._open[number] = submitted
         self._client.submit(message, buffers)
@@ -149,14 +148,15 @@ class HostedSession:
                 submitted = self._open.get(number)
                 if submitted is None:
                     continue
-                ticket, step = submitted.ticket, submitted.step
+                ticket, step = submitted.ticket, submitted.ticket.step
                 if submitted.handling is None:
                     held = f"it held a batch of {message.rows} rows, among them" if message.rows > 1 else "row"
                     what = f"step {step!r}: {message.message}\n  {held}: {shorten(row_at(ticket.block, start))}"
                     ticket.error = ticket.error or kind(what)
                 else:
                     error = MemoryError(message.message) if message.kind == OUT_OF_MEMORY else kind(message.message)
-                    failure = Failure.of(error, step, kind=message.kind, model_id=self._model_id, group=message.rows)
+                    model_id = self._handler.model_id()  # no outcome says it
+                    failure = Failure.of(error, step, kind=message.kind, model_id=model_id, group=message.rows)
                     failures = dict.fromkeys(range(stop - start), failure)
                     hand_out(Outcome([None] * len(failures), failures), [(ticket, start, stop)])
             self._settle({number for number, _, _ in message.pieces})
@@ -242,7 +242,7 @@ class HostedLane:
         if not ticket.missing:
             return
         ticket.step = self.step
-        submitted = _Open(ticket, self.step, self.handling)
+        submitted = _Open(ticket, self.handling)
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
     def wait(self, ticket: Ticket) -> Block:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,9 @@ class Ticket:
 
 def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]]) -> None:
     """Give the answers and the failures of one batch to the tickets whose rows were in it; None: nobody wants these."""
+    if type(outcome.answers) is list and not outcome.failures and not outcome.wrapped:
+        _hand_out_rows(outcome.answers, pieces)
+        return
     for ticket, start, stop, answers, failures in dealt(outcome, pieces):
         if ticket is None:
             continue
@@ -63,13 +67,23 @@ def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]])
             if failure is not None:
                 ticket.fail(at, failure)
         if outcome.wrapped and isinstance(ticket.block, list):
-            rows = ticket.block[start:stop]
-            answers = [PredictionResult(row, answer, outcome.model_id) for row, answer in zip(rows, answers, strict=True)]
+            answers = list(map(PredictionResult, ticket.block[start:stop], answers, itertools.repeat(outcome.model_id)))
         if None not in failures.values():
             ticket.fill(start, stop, answers, outcome.model_id)
             continue
         for at in (at for at in range(start, stop) if failures.get(at, at) is not None):  # the others are to come
             ticket.fill(at, at + 1, answers[at - start : at - start + 1], outcome.model_id)
+
+
+def _hand_out_rows(answers: list[Any], pieces: Iterable[tuple[Ticket | None, int, int]]) -> None:
+    """The same where there is nothing but answers: of rows of like length, each comes from elsewhere."""
+    at = 0
+    for ticket, start, stop in pieces:
+        end = at + stop - start
+        if ticket is not None:
+            ticket.answers[start:stop] = answers[at:end]
+            ticket.missing -= stop - start
+        at = end
 
 
 def answers_of(ticket: Ticket) -> Block:

@@ -15,6 +15,7 @@ from penstock.inference.spec import InferenceSpec
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
+from penstock.pipeline.traits import Traits
 from penstock.pipeline.transforms import Flatten
 from penstock.retry import Retry
 
@@ -81,6 +82,19 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         retried = super().with_retry(retry)
         retried.spec = replace(self.spec, retry=retry)
         return retried
+
+    def traits(self) -> Traits:
+        spec = self.spec
+        return Traits(
+            rows="one",
+            batch=spec.limits.max_size,
+            by_length=spec.handler.measures_length(),
+            takes_batches=spec.path.prebatched,
+            failures=frozenset(spec.path.failure_tags()),
+            handling=spec.handling,
+            retry=spec.retry,
+            model=spec,
+        )
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)

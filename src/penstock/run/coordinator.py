@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, WorkerDiedError
-from penstock.io.source import Read
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
@@ -137,11 +136,12 @@ class Coordinator:
         split = None
         if chunk is None:
             root = self._plan.stages[task.stage].roots[task.root]
-            assert isinstance(root.transform, Read)
+            source = root.traits.source
+            assert source is not None
             if self._commits is not None:
                 self._commits.split_begins(task)
             try:
-                split = dump_rows(root.transform.source.payload(task.payload))
+                split = dump_rows(source.payload(task.payload))
             except Exception as exc:
                 raise NotShippableError(
                     f"step {root.label!r}: rows cannot be sent to a worker "

@@ -11,9 +11,7 @@ from penstock.inference.lane import Caller
 from penstock.inference.plain_stream import InferenceStream, Made
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
-from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES, Handleable
-from penstock.pipeline.transforms import Filter, FlatMap, Map, ParDo, TaggedOutput
 from penstock.steps.inference_operator import InferenceOperator
 
 BATCH = 64  # rows that travel together; each is timed by itself
@@ -27,7 +25,7 @@ class IsolatedOperator(InferenceOperator):
     def __init__(self, label: str, transform: Handleable[Any, Any], sessions: Sessions, caller: Caller) -> None:
         spec = InferenceSpec.of(StepHandler(transform), handling=transform.handling, retry=transform.retry)
         super().__init__(label, spec, sessions, caller)
-        self._tags = (MAIN, *(transform.tags if isinstance(transform, ParDo) else ()))
+        self._tags = transform.good_tags()
 
     def _give(self, made: Made, stream: InferenceStream) -> None:
         if made.failed is not None:
@@ -49,7 +47,7 @@ class StepHandler(AnnouncingHandler[Any, _Made, Callable[[Any], _Made]]):
         self._step = step
 
     def load_model(self) -> Callable[[Any], _Made]:
-        return _row_function(self._step)
+        return self._step.row_function()
 
     def run_inference(
         self, batch: Sequence[Any], model: Callable[[Any], _Made], inference_args: Mapping[str, Any] | None = None
@@ -60,23 +58,3 @@ class StepHandler(AnnouncingHandler[Any, _Made, Callable[[Any], _Made]]):
                 self.calling()
             made.append(model(row))
         return made
-
-
-def _row_function(step: Handleable[Any, Any]) -> Callable[[Any], _Made]:
-    if isinstance(step, Map):
-        return lambda row: [(MAIN, step.fn(row))]
-    if isinstance(step, Filter):
-        return lambda row: [(MAIN, row)] if step.fn(row) else []
-    if isinstance(step, FlatMap):
-        return lambda row: [(MAIN, made) for made in step.fn(row)]
-    assert isinstance(step, ParDo)
-    step.dofn.setup()
-    return lambda row: [_tagged(step, item) for item in step.dofn.process(row, *step.args, **step.kwargs) or ()]
-
-
-def _tagged(step: ParDo[Any, Any], item: Any) -> tuple[str, Any]:
-    if type(item) is not TaggedOutput:
-        return MAIN, item
-    if item.tag not in step.tags:
-        raise ValueError(f"yielded a row for output {item.tag!r}, which is not named in with_outputs(...)")
-    return item.tag, item.value

@@ -70,7 +70,7 @@ def _sources(plan: Plan, options: RunOptions) -> list[Source[Any]]:
         from penstock.journal.inputs import list_inputs
 
         return [each.source for each in list_inputs(plan, str(options.run_dir), ())]
-    return [read.source.among(read.source.inputs()) for _, _, _, read in plan.sources()]
+    return [source.among(source.inputs()) for _, _, _, source in plan.sources()]
 
 
 def _program(plan: Plan, stage: Stage) -> bytes:
