@@ -24,7 +24,7 @@ from penstock.io.sink import Write
 from penstock.io.source import Read
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches, ParDo
+from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, ParDo
 
 ROWS_AT_ONCE = 1000
 _SCALARS = {bool, float, int, str, type(None)}
@@ -119,8 +119,6 @@ def _attributes(transform: PTransform[Any, Any]) -> dict[str, Any]:
     if isinstance(transform, Write):
         return _public(transform.sink, {"path", "overwrite"})
     found = {name: value for name, value in vars(transform).items() if name not in _NOT_OF_ROWS}
-    if isinstance(transform, MapBatches):
-        found.pop("batch_size")
     if isinstance(transform, (BatchElements, GroupIntoBatches)):
         limits = found.pop("limits")
         found |= {"batch size": limits.max_size, "batch weight": limits.max_weight, "element_size_fn": limits.weigh}
