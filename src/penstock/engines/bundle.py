@@ -17,10 +17,18 @@ from typing import Any, Protocol, TypeAlias
 from penstock.blocks import Block, is_table, row_count
 from penstock.engines.headway import Line
 from penstock.engines.inference_operator import InferenceOperator
-from penstock.engines.operator import Emit, Operator, RefusedError
+from penstock.engines.operator import Emit, Operator
 from penstock.engines.operators import is_inference, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
-from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
+from penstock.errors import (
+    InputError,
+    NotShippableError,
+    OutputError,
+    PenstockError,
+    RefusedError,
+    StepError,
+    TransientError,
+)
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer

@@ -10,7 +10,8 @@ from itertools import chain, compress
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
-from penstock.engines.operator import Operator, RefusedError
+from penstock.engines.operator import Operator
+from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.retry import Tried

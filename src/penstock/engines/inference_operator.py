@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.blocks import Block, row_count, rows_of
-from penstock.engines.operator import Operator, RefusedError
+from penstock.engines.operator import Operator
+from penstock.errors import RefusedError
 from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream

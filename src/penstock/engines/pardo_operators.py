@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.engines.guarded import RowGuard, saw_made
-from penstock.engines.operator import Operator, RefusedError
-from penstock.errors import PenstockError, StepError
+from penstock.engines.operator import Operator
+from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -18,10 +19,13 @@ from penstock.engines.plan import Plan, Stage, Step, make_plan
 from penstock.errors import NotShippableError
 from penstock.io.source import Source
 from penstock.observe.result import RunResult
+from penstock.observe.summary import warnings
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.pipeline import Graph, engine_override
 from penstock.rows import safe_str
+
+logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -34,6 +38,13 @@ class LocalEngine:
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        result, rows = self._run(graph, options)
+        if engine_override.get() is None:  # the command line says it itself
+            for warning in warnings(result):
+                logger.warning(warning)
+        return result, rows
+
+    def _run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         plan = make_plan(graph)
         if options.run_dir is not None:
             for sink in sinks_of(plan).values():
