@@ -208,6 +208,23 @@ def test_a_run_dir_that_the_run_makes_is_private_whatever_the_umask(folder):
     assert stat.S_IMODE((folder / "run").stat().st_mode) == 0o700
 
 
+def test_a_link_in_the_place_of_unpublished_parts_is_not_followed(folder):
+    """Cleaning up would delete the files of that name in the folder that it leads to."""
+    fails(folder, "1-3999")
+    precious = folder / "precious"
+    precious.mkdir()
+    (precious / "notes.txt").write_text("mine")
+    aside = folder / "out" / f".penstock-{manifest_of(folder)['run']}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.symlink_to(precious)
+    with pytest.raises(OutputError, match="is a link"):
+        copied(folder)
+    assert [path.name for path in precious.iterdir()] == ["notes.txt"]
+    aside.unlink()
+    copied(folder)
+    assert "".join(contents(folder).values()) == inputs_of(folder)
+
+
 def test_a_split_is_prepared_once(tmp_path):
     split = SplitId(0, 0)
     journal = Journal.create(str(tmp_path), {"run": "1"}, [(split, "rows")], [])
