@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
-from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
+from penstock.errors import (
+    InputError,
+    NotShippableError,
+    OutputError,
+    PenstockError,
+    RefusedError,
+    StepError,
+    TransientError,
+)
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
@@ -25,7 +33,7 @@ from penstock.pipeline.graph import MAIN
 from penstock.rows import safe_str
 from penstock.steps.bundle_progress import Line
 from penstock.steps.inference_operator import InferenceOperator
-from penstock.steps.operator import Emit, Operator, RefusedError
+from penstock.steps.operator import Emit, Operator
 from penstock.steps.operators import make_operator
 from penstock.steps.stage import Outlet, Stage, Step
 from penstock.transport.packing import load_pickle

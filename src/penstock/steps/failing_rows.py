@@ -10,11 +10,12 @@ from itertools import chain, compress
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
+from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.retry import Tried
 from penstock.rows import map_rows, row_error, without
-from penstock.steps.operator import Operator, RefusedError
+from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
 
 

@@ -6,27 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from penstock.blocks import Block, row_count
-from penstock.errors import NotShippableError
 from penstock.failures import Failure
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 
 Emit: TypeAlias = Callable[[Block], None]
-
-
-class RefusedError(NotShippableError):
-    """A block was emitted for another process, and cannot be packed. Nobody has been given any of it."""
-
-    def __init__(self, message: str, block: Block) -> None:
-        super().__init__(message)
-        self.block = block
-
-    def plainly(self) -> NotShippableError:
-        """The error without the block: it may travel."""
-        error = NotShippableError(str(self))
-        error.__cause__ = self.__cause__
-        return error
 
 
 class Operator:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
-from penstock.errors import PenstockError, StepError
+from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.transforms import ParDo, TaggedOutput
 from penstock.rows import CAUGHT, row_error, safe_str, without
 from penstock.steps.failing_rows import RowGuard, saw_made
-from penstock.steps.operator import Operator, RefusedError
+from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
 
 

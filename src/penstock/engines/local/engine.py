@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -12,9 +13,10 @@ from penstock.engines.local.run import Run, labelled_sinks, sinks_of
 from penstock.errors import NotShippableError
 from penstock.io.source import Source
 from penstock.observe.result import RunResult
+from penstock.observe.summary import warnings
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.pipeline import Graph, engine_override
 from penstock.rows import safe_str
 from penstock.run.coordinator import Tally
 from penstock.run.explain import explain
@@ -23,6 +25,8 @@ from penstock.run.plan import Plan, make_plan
 from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.steps.stage import Stage, Step
+
+logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -35,6 +39,13 @@ class LocalEngine:
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        result, rows = self._run(graph, options)
+        if engine_override.get() is None:  # the command line says it itself
+            for warning in warnings(result):
+                logger.warning(warning)
+        return result, rows
+
+    def _run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         plan = make_plan(graph)
         if options.run_dir is not None:
             for sink in sinks_of(plan).values():
