@@ -45,6 +45,8 @@ def test_a_transform_can_be_applied_twice():
         (lambda p: list(p | ps.Create([1])), "has no rows until it has run: use .collect()"),
         (lambda p: p | ps.Create("text"), "for one row: Create"),
         (lambda p: p | ps.Create(5), "expected an iterable of rows"),
+        (lambda p: p | ps.Create({"a": 1}), "for one row: Create"),
+        (lambda p: p | ps.Create(ps.PredictionResult(1, 2)), "for one row: Create"),
         (lambda p: p | ps.Create([1]) | ps.Map("x"), "expected a function of one row"),
         (lambda p: p | ps.Create([1]) | ps.ParDo(ps.DoFn), "call it: ParDo"),
         (lambda p: p | ps.Create([1]) | ps.MapBatches(len, batch_size=0), "batch_size=0"),

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from penstock.blocks import Block, rows_of
 from penstock.engines.inference_operator import InferenceOperator
+from penstock.engines.pardo_operators import rows_made
 from penstock.inference.handler import ModelHandler
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
@@ -15,6 +16,7 @@ from penstock.inference.transform import RunInference
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.pipeline.transforms import Filter, FlatMap, Map, ParDo, TaggedOutput
+from penstock.rows import many
 
 BATCH = 64  # rows that travel together; each is timed by itself
 
@@ -75,10 +77,14 @@ def _row_function(step: Handleable[Any, Any]) -> Callable[[Any], _Made]:
     if isinstance(step, Filter):
         return lambda row: [(MAIN, row)] if step.fn(row) else []
     if isinstance(step, FlatMap):
-        return lambda row: [(MAIN, made) for made in step.fn(row)]
+        return lambda row: [(MAIN, made) for made in many(step.fn(row), "the function")]
     assert isinstance(step, ParDo)
     step.dofn.setup()
-    return lambda row: [_tagged(step, item) for item in step.dofn.process(row, *step.args, **step.kwargs) or ()]
+    return lambda row: _outputs_of(step, step.dofn.process(row, *step.args, **step.kwargs))
+
+
+def _outputs_of(step: ParDo[Any, Any], items: Any) -> _Made:
+    return [] if items is None else [_tagged(step, item) for item in rows_made(items, "process()")]
 
 
 def _tagged(step: ParDo[Any, Any], item: Any) -> tuple[str, Any]:

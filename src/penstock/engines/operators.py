@@ -22,7 +22,7 @@ from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.pipeline.handled import Handleable
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
-from penstock.rows import CAUGHT, map_rows, row_error
+from penstock.rows import CAUGHT, many, map_rows, row_error
 
 
 class MapOperator(Operator):
@@ -78,7 +78,7 @@ class FlatMapOperator(Operator):
         for row in rows:
             self.count.rows_in += 1
             try:
-                items = iter(self._fn(row))
+                items = iter(many(self._fn(row), "the function"))
                 while True:
                     made.extend(islice(items, self._pacer.rows - len(made)))
                     if len(made) < self._pacer.rows:

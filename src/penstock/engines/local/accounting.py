@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.errors import AccountingError
+from penstock.engines.plan import Plan
+from penstock.errors import REPORT, AccountingError, InputError, OutputError
 from penstock.inference.transform import RunInference
-from penstock.io.sink import Write
+from penstock.io.sink import Sink, Write
 from penstock.io.source import Read
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN, Node, PCollection
 from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Filter, Flatten, Map, Reshuffle
+from penstock.pipeline.transforms import Filter, Flatten, Map, ParDo, Reshuffle
 
 
 def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
@@ -21,7 +23,7 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
         if not is_counted(node):
             continue
         count = counts.get(node.label, StepCount())
-        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out + count.rows_failed:
+        if _gives_one_for_each(node) and count.rows_in != count.rows_out + count.rows_failed:
             failed = f" and {count.rows_failed} failures" if count.rows_failed else ""
             raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}{failed}; it must give one for each")
         if isinstance(node.transform, Filter) and count.rows_in < count.rows_out + count.rows_failed:
@@ -34,12 +36,45 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
 
 
+def check_read(plan: Plan, counts: Mapping[str, StepCount], known: int | None) -> None:
+    """Raise InputError where sources that say how many rows they have gave another number."""
+    labels = [root.label for _, _, root, _ in plan.sources()]
+    read = sum(counts.get(label, StepCount()).rows_out for label in labels)
+    if known is not None and read != known:
+        raise InputError(
+            f"{', '.join(map(repr, labels))}: {read} rows were read, and the source has {known} by its count(): the input "
+            "was changed while it was read, or a source of your own counts wrongly (count() is exact, or None)"
+        )
+
+
+def check_published(label: str, sink: Sink[Any], parts: Sequence[Mapping[str, Any]], count: StepCount) -> None:
+    """Raise if not every row that came to a sink is in one of its parts, each published once, and there.
+
+    A part is told by the sink's details() and its rows; those of old journals have none."""
+    rows = [part["rows"] for part in parts if "rows" in part]
+    if len(rows) == len(parts) and sum(rows) != count.rows_in:
+        raise AccountingError(f"sink {label!r} took {count.rows_in} rows, and {sum(rows)} are in its parts; {REPORT}")
+    paths = [part["path"] for part in parts if "path" in part]
+    if len(set(paths)) < len(paths):
+        raise AccountingError(f"sink {label!r}: {len(paths)} parts have {len(set(paths))} names; {REPORT}")
+    if parts and (gone := sink.missing(parts)):
+        raise OutputError(
+            f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are not there, such as {gone[0]}; was "
+            "something else at work there? leave the place alone and run again"
+        )
+
+
 def is_counted(node: Node) -> bool:
     return not isinstance(node.transform, (Flatten, Reshuffle))
 
 
+def _gives_one_for_each(node: Node) -> bool:
+    transform = node.transform
+    return isinstance(transform, (Map, RunInference)) or (isinstance(transform, ParDo) and transform.is_partition)
+
+
 def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
-    """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
+    """How many rows the steps before gave it, if that is known: batches are counted as their rows."""
     prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
     if isinstance(node.transform, Read) or prebatched:
         return None
@@ -53,6 +88,8 @@ def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int
     count = counts.get(producer.label, StepCount())
     if pcoll.tag == FAILURES:
         return count.rows_failed
+    if sum(count.tags.values()) == count.rows_out + count.rows_failed:  # counted one by one
+        return count.tags.get(pcoll.tag, 0) if len(producer.outputs) > 1 else count.rows_out
     answers = isinstance(producer.transform, RunInference) and pcoll.tag == MAIN  # failures are counted apart
     return count.rows_out if answers or len(producer.outputs.keys() - {FAILURES}) == 1 else None
 
@@ -65,4 +102,4 @@ def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
 
 def _error(node: Node, what: str) -> AccountingError:
     kind = "sink" if isinstance(node.transform, Write) else "step"
-    return AccountingError(f"{kind} {node.label!r} {what}. This is a defect of Penstock: please report it with the pipeline")
+    return AccountingError(f"{kind} {node.label!r} {what}; {REPORT}")

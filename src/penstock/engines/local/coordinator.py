@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.blocks import rows_of
-from penstock.engines.bundle import Key
+from penstock.engines.bundle import FinishedPart, Key
 from penstock.engines.local.inline import FailedHere
 from penstock.engines.local.parcel import Chunk
 from penstock.engines.local.protocol import Died, Done, Failed, Progress, Ready, Work
@@ -61,7 +61,7 @@ class Tally:
 
     counts: dict[str, StepCount] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
-    parts: list[tuple[int, Any]] = field(default_factory=list)  # sink's node, token
+    parts: list[FinishedPart] = field(default_factory=list)
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
     stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
     stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process

@@ -58,7 +58,7 @@ class LocalEngine:
             options=options,
         )
         result, tally = run.carry_out(
-            AtTheEnd(run.id, run.sinks, [file.path for source in sources for file in source.inputs()])
+            AtTheEnd(run.id, labelled_sinks(plan), [file.path for source in sources for file in source.inputs()])
         )
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
 

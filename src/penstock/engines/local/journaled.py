@@ -19,7 +19,7 @@ from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
 from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
-from penstock.engines.local.run import Run, sinks_of, terminable
+from penstock.engines.local.run import Run, labelled_sinks, sinks_of, terminable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
@@ -117,8 +117,9 @@ class _Begun:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
                 commits = Commits(journal, self.by_node, session, digests, self.names, FileWatch(journal, self.inputs))
+                labels = [label for label, _ in labelled_sinks(self.plan).values()]
                 paths = [file.path for each in self.inputs for file in each.files]
-                result, _ = run.carry_out(SplitBySplit(commits, paths, lambda: self._check_files(digests)))
+                result, _ = run.carry_out(SplitBySplit(commits, labels, paths, lambda: self._check_files(digests)))
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from penstock.engines.local.accounting import check_counts, is_counted
+from penstock.engines.local.accounting import check_counts, check_read, is_counted
 from penstock.engines.local.coordinator import Coordinator, Tally
 from penstock.engines.local.garbage import seldom_collected
 from penstock.engines.local.inline import InlineWorkers
@@ -65,6 +65,7 @@ class Run:
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
                 outputs.check()
+                check_read(self.plan, tally.counts, self.pools.rows)
             except BaseException as exc:
                 outputs.abandon(exc)
                 raise
