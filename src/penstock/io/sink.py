@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from penstock.blocks import Block
 from penstock.errors import UsageError
 from penstock.pipeline.graph import PCollection, PTransform
+from penstock.pipeline.unused import Unapplied
 
 T = TypeVar("T")
 
@@ -127,8 +128,10 @@ class Write(PTransform[PCollection[T], None]):
         if not isinstance(sink, Sink):
             raise UsageError(f"Write({sink!r}): expected a ps.Sink")
         self.sink = sink
+        self._unapplied = Unapplied(type(self).__name__)
 
     def expand(self, pcoll: PCollection[T]) -> None:
+        self._unapplied.applied()
         if not isinstance(pcoll, PCollection):
             raise UsageError(f"{self.default_label()} needs one PCollection on its left, not {type(pcoll).__name__}")
         pcoll.pipeline.add(self, [pcoll], tags=())

@@ -22,6 +22,7 @@ from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
+from penstock.transport.packing import dump_step
 
 
 class LocalEngine:
@@ -83,14 +84,13 @@ def _program(plan: Plan, stage: Stage) -> bytes:
 
 def _pickled_step(step: Step) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(step.transform, protocol=5)
+        return dump_step(step.transform)
     except Exception as exc:
         raise NotShippableError(
             f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
             "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
             "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
         ) from exc
-    return data
 
 
 def _rows(tally: Tally, position: int) -> list[Any]:
