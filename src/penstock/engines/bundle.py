@@ -247,7 +247,7 @@ class SinkOperator(Operator):
         if self._writer is not None:
             with _writing(self.label, self._sink):
                 self.token = self._writer.close()
-                self._check_written(self._writer.rows)
+                self._check_written(self._writer.rows_written)
             self._writer = None
 
     def _check_written(self, rows: int | None) -> None:
@@ -255,7 +255,7 @@ class SinkOperator(Operator):
         if written is not None and written != given:
             raise AccountingError(
                 f"sink {self.label!r} was given {given} rows, and its part has {written}; the defect is in the writer of "
-                f"{self._sink.describe()}: close() returns None, and the writer's `rows` is 0, for a part without rows alone"
+                f"{self._sink.describe()}: close() returns None, and rows_written is 0, for a part without rows alone"
             )
 
     def abort(self) -> None:

@@ -172,7 +172,7 @@ class CsvWriter(FileWriter[Any]):
         header = len(self._lines)
         for record in records:
             self._csv.writerow(self._values(record, self._columns))
-        self.rows += len(self._lines) - header
+        self.rows_written += len(self._lines) - header
         try:
             data = "".join(line[:-2] + "\n" for line in self._lines).encode()
         except UnicodeEncodeError as exc:

@@ -45,7 +45,7 @@ class ParquetWriter(FileWriter[Any]):
             self._write_group()
         if self._parquet is not None:
             self._parquet.close()
-            self.rows = self._footer[0].num_rows
+            self.rows_written = self._footer[0].num_rows
 
     def abort(self) -> None:
         if self._parquet is not None:

@@ -27,7 +27,9 @@ class Part:
 class Writer(Generic[T]):
     """One part being written aside, in a worker, by one thread."""
 
-    rows: int | None = None  # in the part, after close(): a run fails if they are not those it was given; None: not counted
+    rows_written: int | None = (
+        None  # in the part, after close(): a run fails if they are not those it was given; None: not counted
+    )
 
     def write(self, block: Block) -> None:
         """Add rows: a list, or a pyarrow Table."""

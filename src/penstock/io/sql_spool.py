@@ -48,7 +48,7 @@ class SpoolWriter(FileWriter[Any]):
             if empty := [key for key in self._keys if batch.column(key).null_count]:
                 raise OutputError(f"{STEP}: {empty[0]!r} is None in a row; upsert_by needs a value in each")
             self._stream.write_batch(batch)
-            self.rows += batch.num_rows
+            self.rows_written += batch.num_rows
 
     def end(self) -> None:
         if self._stream is not None:
@@ -56,7 +56,7 @@ class SpoolWriter(FileWriter[Any]):
 
     def close(self) -> SqlPart | None:  # type: ignore[override]  # a file that is spooled has no final name
         file = super().close()
-        return file and SqlPart(self._part.run, self._part.name, self.rows, file.aside, file.xxh128)
+        return file and SqlPart(self._part.run, self._part.name, self.rows_written, file.aside, file.xxh128)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names

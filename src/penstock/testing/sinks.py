@@ -90,7 +90,9 @@ class _SinkCheck:
         token = writer.close()
         expect(token is not None, f"{self.name}: close() returned None for a part with rows; expected a token")
         given = len(self.rows_of(n))
-        expect(writer.rows in (None, given), f"{self.name}: the writer's rows is {writer.rows}; it was given {given}")
+        expect(
+            writer.rows_written in (None, given), f"{self.name}: rows_written is {writer.rows_written}; it was given {given}"
+        )
         try:
             return pickle.loads(pickle.dumps(token))
         except Exception as exc:
