@@ -315,7 +315,8 @@ class Loses(JsonlWriter):
 
 class LosesColumns(ParquetWriter):
     def add(self, block):
-        super().add(block[1:])
+        if len(block) > 1:
+            super().add(block[1:])
 
 
 class Tells(JsonlWriter):

@@ -170,10 +170,9 @@ class Reads(ps.Source):
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (["ab", "cd"], r"'rows'.*read\(\) yielded a str; expected lists of rows.*yield \[row\]"),
-        ([{"a": 1}], "yielded a dict"),
-        ([("a", 1), ("b", 2)], "yielded a tuple"),
-        ([ps.PredictionResult(1, 2)], "yielded a PredictionResult"),
+        (["ab", "cd"], r"'rows'.*read\(\) yielded str; expected a list of rows.*yield \[row\]"),
+        ([{"a": 1}], "yielded dict"),
+        ([ps.PredictionResult(1, 2)], "yielded PredictionResult"),
         (None, "'rows': TypeError while reading"),
         (lambda: 1 / 0, "'rows': ZeroDivisionError while reading"),
     ],

@@ -335,17 +335,17 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
 
 
 def _as_block(block: Any) -> Block:
-    """What read() yielded. A tuple may be one row: it is none."""
+    """What read() yielded. A NamedTuple is a row."""
     if type(block) is list:
         return block
-    if isinstance(block, list):
+    if isinstance(block, list) or type(block) is tuple:
         return list(block)
     if type(block).__module__.startswith("pyarrow") and hasattr(block, "num_rows"):
         import pyarrow as pa
 
         return pa.Table.from_batches([block]) if isinstance(block, pa.RecordBatch) else block
     raise TypeError(
-        f"read() yielded a {type(block).__name__}; expected lists of rows, or pyarrow.Tables: for one row, yield [row]"
+        f"read() yielded {type(block).__name__}; expected a list of rows or a pyarrow.Table: for one row, yield [row]"
     )
 
 
