@@ -48,7 +48,7 @@ LAYERS = {
     "handlers": {"inference", "rows", "blocks", "errors"},
     "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
     "io": {"pipeline", "crashes", *BASE},
-    "pipeline": {"batching", "options", "retry", "failures", "errors"},
+    "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "transport", *BASE},
     "batching": {"errors"},
     "observe": {"errors"},

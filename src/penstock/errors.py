@@ -127,4 +127,7 @@ class TooManyFailuresError(EngineError):
 
 
 class AccountingError(EngineError):
-    """Rows in and rows out do not add up. This is a defect of Penstock, never of the data."""
+    """Rows in and rows out do not add up. This is a defect of Penstock, or of a user's own writer; never of the data."""
+
+
+REPORT = "this is a defect of Penstock: please report it with the pipeline"

@@ -202,6 +202,7 @@ class FileWriter(Writer[T]):
 
     def __init__(self, places: Places) -> None:
         self.places = places
+        self.rows_written: int = 0  # each format counts what it has written
         self._file: Any = None
 
     def write(self, block: Block) -> None:

@@ -31,6 +31,8 @@ class Operator:
         if rows:
             self._outputs[tag](block)
             self.count.rows_out += rows
+            if len(self._outputs) > 1:
+                self.count.count_tag(tag, rows)
 
     def packs(self, tag: str) -> bool:
         """Whether what is emitted here goes to another process straight away."""
@@ -41,6 +43,7 @@ class Operator:
         if not failed:
             return
         self.count.rows_failed += len(failed)
+        self.count.count_tag(tag, len(failed))
         for _, failure in failed:
             self.count.count_error(failure.error_type, failure.message)
             self.count.kinds[failure.kind] = self.count.kinds.get(failure.kind, 0) + 1

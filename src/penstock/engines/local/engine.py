@@ -25,6 +25,7 @@ from penstock.run.plan import Plan, make_plan
 from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.steps.stage import Stage, Step
+from penstock.transport.packing import dump_step
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class LocalEngine:
             options=options,
         )
         result, tally = run.carry_out(
-            AtTheEnd(run.id, run.sinks, [file.path for source in sources for file in source.inputs()])
+            AtTheEnd(run.id, labelled_sinks(plan), [file.path for source in sources for file in source.inputs()])
         )
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
 
@@ -95,14 +96,13 @@ def _program(plan: Plan, stage: Stage) -> bytes:
 
 def _pickled_step(step: Step) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(step.transform, protocol=5)
+        return dump_step(step.transform)
     except Exception as exc:
         raise NotShippableError(
             f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
             "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
             "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
         ) from exc
-    return data
 
 
 def _rows(tally: Tally, position: int) -> list[Any]:
