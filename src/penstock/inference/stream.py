@@ -1,12 +1,14 @@
 """The way in for whoever runs rows through a model: a step of a pipeline, a function of another engine, a test.
 
-stream = open_stream(spec, "score", sessions)
-try:
-    for block in blocks:
-        for made in stream.push(block): ...    # Made: answers or failures, and the positions of their rows
-    for made in stream.finish(): ...
-finally:
-    stream.close()
+    stream = open_stream(spec, "score", sessions)
+    try:
+        for block in blocks:
+            for made in stream.push(block): ...
+        for made in stream.finish(): ...
+    finally:
+        stream.close()
+
+What is made (Made) are answers or failures, with the positions of their rows.
 """
 
 from __future__ import annotations

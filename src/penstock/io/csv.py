@@ -169,8 +169,10 @@ class CsvWriter(FileWriter[Any]):
         if not self._names:
             self._names = set(self._columns)
             self._csv.writerow(self._columns)
+        header = len(self._lines)
         for record in records:
             self._csv.writerow(self._values(record, self._columns))
+        self.rows_written += len(self._lines) - header
         try:
             data = "".join(line[:-2] + "\n" for line in self._lines).encode()
         except UnicodeEncodeError as exc:

@@ -52,6 +52,7 @@ class JsonlWriter(FileWriter[Any]):
         except UnicodeEncodeError:
             data = "\n".join(map(_to_ascii_json, rows)).encode()
         self.file.write(data + b"\n")
+        self.rows_written += data.count(b"\n") + 1
 
 
 def _refuse(value: Any) -> Any:

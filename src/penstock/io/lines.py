@@ -208,6 +208,7 @@ class TextWriter(FileWriter[str]):
         if text.count("\n") >= len(rows) or "\r\n" in text or text.endswith("\r"):
             raise OutputError(_unfit_text(rows))
         self.file.write(data + b"\n")
+        self.rows_written += data.count(b"\n") + 1
 
 
 def _unfit_text(rows: list[Any]) -> str:

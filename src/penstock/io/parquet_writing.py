@@ -28,6 +28,7 @@ class ParquetWriter(FileWriter[Any]):
         self._kept: list[pa.Table] = []
         self._kept_rows = self._kept_bytes = 0
         self._parquet: Any = None
+        self._footer: list[Any] = []  # once it is written
 
     def add(self, block: Block) -> None:
         table = _table_of_rows(block, self._schema) if isinstance(block, list) else block
@@ -44,6 +45,7 @@ class ParquetWriter(FileWriter[Any]):
             self._write_group()
         if self._parquet is not None:
             self._parquet.close()
+            self.rows_written = self._footer[0].num_rows
 
     def abort(self) -> None:
         if self._parquet is not None:
@@ -60,7 +62,11 @@ class ParquetWriter(FileWriter[Any]):
             if self._parquet is None:
                 self._schema = self._schema or table.schema
                 self._parquet = pq.ParquetWriter(
-                    self.file, self._schema, compression=self._compression, use_dictionary=_repeating(self._schema)
+                    self.file,
+                    self._schema,
+                    compression=self._compression,
+                    use_dictionary=_repeating(self._schema),
+                    metadata_collector=self._footer,
                 )
             self._parquet.write_table(table, row_group_size=GROUP_ROWS)
         except pa.ArrowException as exc:

@@ -103,7 +103,7 @@ class FileSink(Sink[T]):
         return [f"{self.path}/{name}" for name in self._old]
 
     def clean(self, run: str, keep: Collection[FilePart] = ()) -> None:
-        fs, aside = store_of(self._aside(run), OutputError)
+        fs, aside = self._own_aside(run)
         fs.invalidate_cache()
         if not fs.exists(aside):
             return
@@ -178,14 +178,23 @@ class FileSink(Sink[T]):
 
     def _claim(self, fs: Any, run: str) -> None:
         """Make the folder aside and a file in it: the proof that this can be written, and that no other step does."""
-        aside = store_of(self._aside(run), OutputError)[1]
+        aside = self._own_aside(run)[1]
         claim = f"{aside}/.claim{self.suffix}"
         if fs.exists(claim):
             raise OutputError(f"{self.path}: two steps write {self.suffix} files there; give each its own folder")
         if is_local(fs):
-            make_folder(os.path.dirname(aside))
-        fs.makedirs(aside, exist_ok=True)
+            make_folder(aside, 0o700)  # a link that others put there would be written through
+        else:
+            fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
+
+    def _own_aside(self, run: str) -> tuple[Any, str]:
+        """The folder aside. Whoever can write to the output's folder can put a link in its place: what it leads to is not
+        cleaned, and not written to."""
+        fs, aside = store_of(self._aside(run), OutputError)
+        if is_local(fs) and os.path.islink(aside):
+            raise OutputError(f"{aside}: is a link; expected the folder of the run's unpublished parts: remove it")
+        return fs, aside
 
 
 class FileWriter(Writer[T]):
@@ -193,6 +202,7 @@ class FileWriter(Writer[T]):
 
     def __init__(self, places: Places) -> None:
         self.places = places
+        self.rows_written: int = 0  # each format counts what it has written
         self._file: Any = None
 
     def write(self, block: Block) -> None:

@@ -40,9 +40,12 @@ def fields_of(row: Any) -> dict[Any, Any] | None:
 
 
 def named_fields(row: Any, step: str) -> dict[Any, Any]:
-    """fields_of(row) for the steps that need at least one. A failed row, (row, Failure), is `row` and the failure's."""
+    """fields_of(row) for the steps that need at least one. A failed row, (row, Failure), is `row` and the failure's; one
+    that is a pair, as those with a key are, is `key` and `row`, because a column has values of one type."""
     if type(row) is tuple and len(row) == 2 and isinstance(row[1], Failure):
-        return {"row": row[0], **row[1].as_dict()}
+        failed = row[0]
+        pair = {"key": failed[0], "row": failed[1]} if type(failed) is tuple and len(failed) == 2 else {"row": failed}
+        return {**pair, **row[1].as_dict()}
     fields = fields_of(row)
     if fields:
         return fields

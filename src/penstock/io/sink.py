@@ -10,6 +10,7 @@ from penstock.blocks import Block
 from penstock.errors import UsageError
 from penstock.pipeline.graph import PCollection, PTransform
 from penstock.pipeline.traits import Traits
+from penstock.pipeline.unused import Unapplied
 
 T = TypeVar("T")
 
@@ -26,6 +27,10 @@ class Part:
 
 class Writer(Generic[T]):
     """One part being written aside, in a worker, by one thread."""
+
+    rows_written: int | None = (
+        None  # in the part, after close(): a run fails if they are not those it was given; None: not counted
+    )
 
     def write(self, block: Block) -> None:
         """Add rows: a list, or a pyarrow Table."""
@@ -126,11 +131,13 @@ class Write(PTransform[PCollection[T], None]):
         if not isinstance(sink, Sink):
             raise UsageError(f"Write({sink!r}): expected a ps.Sink")
         self.sink = sink
+        self._unapplied = Unapplied(type(self).__name__)
 
     def traits(self) -> Traits:
         return Traits(sink=self.sink)
 
     def expand(self, pcoll: PCollection[T]) -> None:
+        self._unapplied.applied()
         if not isinstance(pcoll, PCollection):
             raise UsageError(f"{self.default_label()} needs one PCollection on its left, not {type(pcoll).__name__}")
         pcoll.pipeline.add(self, [pcoll], tags=())

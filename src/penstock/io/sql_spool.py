@@ -37,7 +37,6 @@ class SpoolWriter(FileWriter[Any]):
         self._keys = keys
         self._stream: Any = None
         self._schema: pa.Schema | None = None
-        self._rows = 0
 
     def add(self, block: Block) -> None:
         for batch in batches_of(block):
@@ -49,7 +48,7 @@ class SpoolWriter(FileWriter[Any]):
             if empty := [key for key in self._keys if batch.column(key).null_count]:
                 raise OutputError(f"{STEP}: {empty[0]!r} is None in a row; upsert_by needs a value in each")
             self._stream.write_batch(batch)
-            self._rows += batch.num_rows
+            self.rows_written += batch.num_rows
 
     def end(self) -> None:
         if self._stream is not None:
@@ -57,7 +56,7 @@ class SpoolWriter(FileWriter[Any]):
 
     def close(self) -> SqlPart | None:  # type: ignore[override]  # a file that is spooled has no final name
         file = super().close()
-        return file and SqlPart(self._part.run, self._part.name, self._rows, file.aside, file.xxh128)
+        return file and SqlPart(self._part.run, self._part.name, self.rows_written, file.aside, file.xxh128)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names

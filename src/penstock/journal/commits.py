@@ -23,12 +23,14 @@ from penstock.journal.file_changes import FileWatch
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
 from penstock.observe.metrics import Metrics
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
 from penstock.run.outputs import check_not_read, finish
 from penstock.run.schedule import Task
-from penstock.steps.bundle import BundleResult
+from penstock.steps.bundle import BundleResult, FinishedPart
 
 ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
 
@@ -39,7 +41,7 @@ class _Flow:
 
     open: int = 1  # bundles that are not done
     result: SplitResult = field(default_factory=SplitResult)
-    parts: list[tuple[int, Any]] = field(default_factory=list)
+    parts: list[FinishedPart] = field(default_factory=list)
 
 
 class Commits:
@@ -83,7 +85,7 @@ class Commits:
         if not self._complete:
             return
         splits = [
-            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self.names), [self._described(part) for part in flow.parts])
             for split, flow in self._complete
         ]
         self._digests.store()
@@ -98,11 +100,12 @@ class Commits:
         """Publish what is prepared: by an earlier process, or held back until now."""
         self._publish(self.journal.prepared())
 
-    def _described(self, node: int, token: Any) -> PreparedPart:
+    def _described(self, part: FinishedPart) -> PreparedPart:
         """A part as the journal has it."""
-        place = self._places[node]
+        place = self._places[part.node]
         sink = self.sinks[place]
-        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
+        details = checked_json(sink.details(part.token), sink, "details")
+        return PreparedPart(place, part.token, {**details, "rows": part.rows})
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
@@ -123,8 +126,9 @@ class Commits:
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(self, commits: Commits, inputs: Iterable[str], check: Callable[[], None]) -> None:
+    def __init__(self, commits: Commits, labels: Sequence[str], inputs: Iterable[str], check: Callable[[], None]) -> None:
         self.commits = commits
+        self._labels = labels  # of the sinks' steps
         self._inputs = inputs
         self._check = check  # called when all splits are done, before the run is: may raise
         self._journal = commits.journal
@@ -146,6 +150,9 @@ class SplitBySplit:
 
     def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()
+        published = self._journal.published()
+        for place, (label, sink) in enumerate(zip(self._labels, self._sinks, strict=True)):
+            check_published(label, sink, published.get(place, ()), tally.counts.get(label, StepCount()))
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 

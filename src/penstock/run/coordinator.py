@@ -34,7 +34,7 @@ from penstock.run.plan import Plan
 from penstock.run.protocol import Died, Done, Failed, FailedHere, Progress, Ready, Work
 from penstock.run.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
 from penstock.run.thresholds import Thresholds
-from penstock.steps.bundle import Key
+from penstock.steps.bundle import FinishedPart, Key
 from penstock.steps.stage import Outlet
 from penstock.transport.interpreters import describe_exit
 from penstock.transport.packing import dump_rows
@@ -60,7 +60,7 @@ class Tally:
 
     counts: dict[str, StepCount] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
-    parts: list[tuple[int, Any]] = field(default_factory=list)  # sink's node, token
+    parts: list[FinishedPart] = field(default_factory=list)
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
     stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
     stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process

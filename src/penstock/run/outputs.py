@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import OutputError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
 
 if TYPE_CHECKING:
@@ -43,9 +45,11 @@ class AtTheEnd:
 
     commits: Commits | None = None
 
-    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Iterable[str]) -> None:
+        """`sinks`: with their steps' labels, by node."""
         self._run = run
-        self._sinks = sinks
+        self._labels = {node: label for node, (label, _) in sinks.items()}
+        self._sinks = {node: sink for node, (_, sink) in sinks.items()}
         self._inputs = inputs
 
     def begin(self) -> Tally:
@@ -57,15 +61,18 @@ class AtTheEnd:
     def check(self) -> None: ...
 
     def publish(self, tally: Tally) -> None:
-        for done, (index, token) in enumerate(tally.parts):
+        for done, part in enumerate(tally.parts):
             try:
-                self._sinks[index].publish(token)
+                self._sinks[part.node].publish(part.token)
             except Exception as exc:
                 where = ", ".join(self.folders())
                 raise OutputError(
                     f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
+        for node, sink in self._sinks.items():
+            parts = [{**sink.details(part.token), "rows": part.rows} for part in tally.parts if part.node == node]
+            check_published(self._labels[node], sink, parts, tally.counts.get(self._labels[node], StepCount()))
         finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from penstock.blocks import Block, row_count, rows_of
+from penstock.errors import RefusedError
 from penstock.inference.lane import Caller
 from penstock.inference.plain_stream import InferenceStream, Made
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
-from penstock.steps.operator import Operator, RefusedError
+from penstock.steps.operator import Operator
 
 
 class InferenceOperator(Operator):

@@ -25,7 +25,7 @@ from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
-from penstock.run.accounting import check_counts
+from penstock.run.accounting import check_counts, check_read
 from penstock.run.coordinator import Coordinator, Tally
 from penstock.run.garbage import seldom_collected
 from penstock.run.outputs import Outputs
@@ -64,6 +64,7 @@ class Run:
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
                 outputs.check()
+                check_read(self.plan, tally.counts, self.pools.rows)
             except BaseException as exc:
                 outputs.abandon(exc)
                 raise
