@@ -139,7 +139,7 @@ def test_two_steps_cannot_write_the_same_parts(tmp_path: Path) -> None:
 def test_aside_is_a_local_folder_with_the_parts(tmp_path: Path) -> None:
     sink = WriteToText(tmp_path).sink
     sink.prepare("run")
-    aside, final, size, digest = write_part(sink, "00012", ["a"])
+    aside, final, size, digest, *_ = write_part(sink, "00012", ["a"])
     assert sink.aside("run") == (str(tmp_path / ".penstock-run"),)
     assert (aside, final) == (str(tmp_path / ".penstock-run" / "00012-1.txt"), str(tmp_path / "part-00012.txt"))
     assert (size, digest) == (2, None), "a digest is for runs that can be resumed"

@@ -19,7 +19,7 @@ from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
 from penstock.io.parts import FileSink, FileWriter, Places
-from penstock.io.records import LEAVES, named_fields, plain
+from penstock.io.records import LEAVES, listed, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, SplitGoal
 
@@ -88,7 +88,7 @@ class CsvSource(FileSource[dict[str, str]]):
         for number, record in records:
             if len(record) != len(columns):
                 raise InputError(
-                    f"{_place(file, number)}: {len(record)} columns, expected {len(columns)} ({_listed(columns)}); "
+                    f"{_place(file, number)}: {len(record)} columns, expected {len(columns)} ({listed(columns)}); "
                     f"correct the line, or check delimiter={self.delimiter!r}"
                 )
             rows.append(dict(zip(columns, record, strict=True)))
@@ -101,10 +101,10 @@ class CsvSource(FileSource[dict[str, str]]):
     def _header(self, records: Iterator[tuple[int, list[str]]], path: str, split: CsvSplit) -> list[str]:
         header = next(records, (0, list[str]()))[1]
         if len(set(header)) < len(header):
-            raise InputError(f"{path}: the header names a column twice ({_listed(header)}); pass header=[names]")
+            raise InputError(f"{path}: the header names a column twice ({listed(header)}); pass header=[names]")
         if header and set(header) != set(split.columns):
             raise InputError(
-                f"{path} has the columns {_listed(header)}, but {split.columns_from} has {_listed(split.columns)}; "
+                f"{path} has the columns {listed(header)}, but {split.columns_from} has {listed(split.columns)}; "
                 "read them apart, or pass header=[names] if the files have no header"
             )
         return header
@@ -182,8 +182,8 @@ class CsvWriter(FileWriter[Any]):
         if record.keys() != self._names:
             missing, extra = [c for c in columns if c not in record], [c for c in record if c not in columns]
             raise OutputError(
-                f"WriteToCsv: a row has other columns than {_listed(columns)}: missing {_listed(missing)}, "
-                f"not expected {_listed(extra)}; make all rows alike in a step before it"
+                f"WriteToCsv: a row has other columns than {listed(columns)}: missing {listed(missing)}, "
+                f"not expected {listed(extra)}; make all rows alike in a step before it"
             )
         return [_cell(column, record[column]) for column in columns]
 
@@ -198,10 +198,6 @@ def _cell(column: str, value: Any) -> Any:
             "take it apart in a step before, or use WriteToJsonl or WriteToParquet"
         )
     return value
-
-
-def _listed(names: Sequence[Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 class CsvSink(FileSink[Any]):

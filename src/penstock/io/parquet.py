@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.blocks import Block
 from penstock.errors import InputError, UsageError
 from penstock.io import files
-from penstock.io.parquet_writing import ParquetSink, listed
+from penstock.io.parquet_writing import ParquetSink
+from penstock.io.records import listed
 from penstock.io.sink import Write
 from penstock.io.source import FileSource, Read, SplitGoal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.errors import OutputError
@@ -50,3 +50,8 @@ def named_fields(row: Any, step: str) -> dict[Any, Any]:
         f"{step} expects rows with named fields (dict, NamedTuple, dataclass), "
         f"got {type(row).__name__ if fields is None else row}: put ps.Map(lambda x: {{'value': x}}) before it"
     )
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, names)) or "none"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.crashes import crash_point
 from penstock.engines.bundle import BundleResult
 from penstock.engines.local.coordinator import Tally
 from penstock.engines.local.digests import Digests
@@ -23,7 +24,7 @@ from penstock.engines.local.file_changes import FileWatch
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.journal_values import checked_json
 from penstock.engines.local.outcomes import PreparedPart, SplitId, SplitResult
-from penstock.engines.local.outputs import check_not_read, finish
+from penstock.engines.local.outputs import check_not_read, finish, unified
 from penstock.engines.local.schedule import Task
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
@@ -82,8 +83,10 @@ class Commits:
         """Commit the splits that are complete."""
         if not self._complete:
             return
+        found = [(self._places[node], token) for _, flow in self._complete for node, token in flow.parts]
+        parts = iter(unified(dict(enumerate(self.sinks)), found))
         splits = [
-            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self.names), [self._described(*next(parts)) for _ in flow.parts])
             for split, flow in self._complete
         ]
         self._digests.store()
@@ -94,13 +97,27 @@ class Commits:
         if not self.hold:
             self._publish((split, parts) for split, _, parts in splits)
 
+    def unify(self) -> None:
+        """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
+        splits = self.journal.with_parts()
+        parts = [(part.sink, part.token) for _, parts in splits for part in parts]
+        now = iter(unified(dict(enumerate(self.sinks)), parts))
+        changed = []
+        for split, before in splits:
+            after = [self._described(*next(now)) for _ in before]
+            if after != before:
+                changed.append((split, after))
+        if changed:
+            crash_point()
+            self.journal.prepare_again(changed)
+            crash_point()
+
     def publish_prepared(self) -> None:
         """Publish what is prepared: by an earlier process, or held back until now."""
         self._publish(self.journal.prepared())
 
-    def _described(self, node: int, token: Any) -> PreparedPart:
+    def _described(self, place: int, token: Any) -> PreparedPart:
         """A part as the journal has it."""
-        place = self._places[node]
         sink = self.sinks[place]
         return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
 
@@ -134,6 +151,7 @@ class SplitBySplit:
     def begin(self) -> Tally:
         if self._journal.was_begun:
             self._resume(self._journal.fact("sinks"))
+            self.commits.unify()
         else:
             self._prepare()
         self.commits.hold = bool(self._journal.fact("hold"))
@@ -141,8 +159,9 @@ class SplitBySplit:
             self.commits.publish_prepared()
         return tally_of(self._journal, self.commits.names)
 
-    def check(self) -> None:
+    def check(self, tally: Tally) -> None:
         self._check()
+        self.commits.unify()
 
     def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()

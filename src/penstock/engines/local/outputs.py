@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engines.local.coordinator import Tally
-from penstock.errors import OutputError
+from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
 from penstock.rows import safe_str
@@ -25,7 +25,7 @@ class Outputs(Protocol):
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
 
-    def check(self) -> None:
+    def check(self, tally: Tally) -> None:
         """All is done. Raise if it must not count."""
 
     def publish(self, tally: Tally) -> None:
@@ -54,7 +54,8 @@ class AtTheEnd:
         check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
-    def check(self) -> None: ...
+    def check(self, tally: Tally) -> None:
+        tally.parts = unified(self._sinks, tally.parts)
 
     def publish(self, tally: Tally) -> None:
         for done, (index, token) in enumerate(tally.parts):
@@ -73,6 +74,21 @@ class AtTheEnd:
 
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+
+
+def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Parts, each the index of its sink and its token, in the form that its sink wants them to have with those before."""
+    tokens = {index: iter(_unified(sink, [token for at, token in parts if at == index])) for index, sink in sinks.items()}
+    return [(index, next(tokens[index])) for index, _ in parts]
+
+
+def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
+    try:
+        return sink.unify(tokens)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise OutputError(f"{sink.describe()}: {type(exc).__name__} while its parts were unified: {safe_str(exc)}") from exc
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
