@@ -19,12 +19,13 @@ from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
 from penstock.io.parts import FileSink, FileWriter, Places
-from penstock.io.records import LEAVES, listed, named_fields, plain
+from penstock.io.records import LEAVES, as_lists, listed, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, SplitGoal
 
 MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
 ROWS_AT_ONCE = 256
+NO_CELLS = (dict, list, set, frozenset, range, bytes, bytearray, memoryview)  # what str() gives of them is no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class CsvWriter(FileWriter[Any]):
         except UnicodeEncodeError as exc:
             raise OutputError(f"WriteToCsv: text that UTF-8 cannot hold ({exc.reason}): clean it first") from exc
         self._lines.clear()
-        self.file.write(data)
+        self.write_text(data)
 
     def _values(self, record: dict[Any, Any], columns: Sequence[str]) -> list[Any]:
         if record.keys() != self._names:
@@ -188,11 +189,16 @@ class CsvWriter(FileWriter[Any]):
         return [_cell(column, record[column]) for column in columns]
 
 
+def _has_no_text(kind: type) -> bool:
+    told: tuple[object, object] = kind.__str__, kind.__repr__
+    return told == (object.__str__, object.__repr__)
+
+
 def _cell(column: str, value: Any) -> Any:
     if type(value) in LEAVES:
         return value
-    value = plain(value, lambda array: array.tolist())
-    if isinstance(value, (dict, list, bytes)):
+    value = plain(value, as_lists)
+    if isinstance(value, NO_CELLS) or _has_no_text(type(value)):
         raise OutputError(
             f"WriteToCsv: column {column!r} holds a {type(value).__name__}, which CSV has no way to write: "
             "take it apart in a step before, or use WriteToJsonl or WriteToParquet"
@@ -244,7 +250,7 @@ class WriteToCsv(Write[Any]):
     """Each row (a dict, NamedTuple or dataclass) as one record in `path`/part-00000.csv and so on, in order.
 
     Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these.
-    None is written as nothing. `overwrite` as in WriteToText.
+    None is written as nothing, like empty text; other values as str() tells them. `overwrite` as in WriteToText.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,15 @@ class ParquetSource(FileSource[dict[str, Any]]):
             parquet = _OpenFile(file.path).parquet
             metadata, schema = parquet.metadata, parquet.schema_arrow
         wanted = schema.names if self.columns is None else self.columns
+        if twice := sorted({name for name in wanted if schema.names.count(name) > 1}):
+            raise InputError(
+                f"{file.path}: has several columns of the name {listed(twice)}; write it again with different names"
+                + ("" if self.columns else ", or choose others with columns=[...]")
+            )
+        if not schema.names and _has_rows(parquet):
+            raise InputError(
+                f"{file.path}: has rows and no columns, so there is nothing to read; write it again with a column"
+            )
         if missing := [name for name in wanted if name not in schema.names]:
             raise InputError(f"{file.path}: has no column {listed(missing)}; its columns are {listed(schema.names)}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -118,6 +128,13 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None, "_open": None}
+
+
+def _has_rows(parquet: Any) -> bool:
+    """Whether a file without columns has rows: by its own word, or by that of pandas, whose plain index is no column."""
+    told = json.loads((parquet.schema_arrow.metadata or {}).get(b"pandas", b"{}"))
+    indexes = [index for index in told.get("index_columns", ()) if isinstance(index, dict) and index.get("kind") == "range"]
+    return bool(parquet.metadata.num_rows or any(index["start"] != index["stop"] for index in indexes))
 
 
 def _group_bytes(group: Any, columns: tuple[str, ...] | None) -> int:

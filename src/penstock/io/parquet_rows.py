@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -131,7 +131,9 @@ def _is_doubtful(made: pa.DataType, kinds: set[type], values: list[Any]) -> bool
         return len({value.tzinfo is None for value in values if value is not None}) > 1
     if len(kinds) > 1 and kinds not in NUMBERS:
         return True
-    return (types.is_nested(made) or types.is_time(made)) and contains(made, _is_mixable)
+    if types.is_temporal(made):
+        return not kinds <= {date, timedelta}  # those of pandas have nanoseconds, a time of day may have a zone
+    return types.is_nested(made) and contains(made, _is_mixable)
 
 
 def _is_mixable(kind: Any) -> bool:
@@ -155,6 +157,8 @@ def _is_kept(value: Any, got: Any, rounds: bool) -> bool:
     if hasattr(value, "dtype"):
         import numpy as np
 
+        if value.dtype.kind in "mM":
+            return True  # Arrow takes them in their own unit, or not at all
         return np.array_equal(value, np.asarray(got, value.dtype), equal_nan=value.dtype.kind == "f")
     if rounds and isinstance(value, float) and isinstance(got, float):
         return math.isinf(value) == math.isinf(got)
@@ -172,8 +176,8 @@ def _arrow_value(value: Any) -> Any:
             value = value.detach().cpu().numpy()
     if type(value).__module__ != "numpy" or value.dtype == object:
         return plain(value.tolist(), _arrow_value)
-    if value.ndim > 1:
+    if value.dtype.kind in "US" or (value.ndim == 0 and value.dtype == bool):  # Arrow takes NumPy's bools for numbers
+        return value.tolist()
+    if value.ndim > 1 or (value.ndim and value.dtype.kind in "mM"):  # Arrow does not look at the unit of an array of times
         return [_arrow_value(item) for item in value]
-    if value.ndim == 0 and value.dtype == bool:
-        return bool(value)  # as a NumPy scalar it would be mixed with numbers
     return value[()] if value.ndim == 0 and hasattr(value, "__array_interface__") else value

@@ -20,6 +20,8 @@ from penstock.io.sink import Part, Sink, Writer
 
 T = TypeVar("T")
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 class Places(NamedTuple):
     """Where an attempt at a part is written, and where it is published."""
@@ -220,6 +222,11 @@ class FileWriter(Writer[T]):
             if self.places.journaled:
                 self._file = _Digested(self._file)
         return self._file
+
+    def write_text(self, data: bytes) -> None:
+        """Write UTF-8. Readers drop a U+FEFF that a file begins with, as a byte order mark: one that is text follows one."""
+        is_mark = self._file is None and data.startswith(BYTE_ORDER_MARK)
+        self.file.write(BYTE_ORDER_MARK + data if is_mark else data)
 
     def close(self) -> FilePart | None:
         self.end()

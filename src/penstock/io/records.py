@@ -24,8 +24,22 @@ def plain(value: Any, of_array: Callable[[Any], Any]) -> Any:
         return [plain(item, of_array) for item in value]
     fields = fields_of(value)
     if fields is not None:
+        _check_keys(fields)
         return {key: plain(item, of_array) for key, item in fields.items()}
-    return of_array(value) if hasattr(value, "tolist") else value
+    return of_array(value) if hasattr(value, "tolist") and kind is not memoryview else value
+
+
+def as_lists(array: Any) -> Any:
+    """An array, a tensor or one of their numbers as lists and numbers. Times of NumPy stay: as numbers they have no unit."""
+    if getattr(getattr(array, "dtype", None), "kind", "") not in ("m", "M"):
+        return array.tolist()
+    return list(array) if array.ndim else array
+
+
+def _check_keys(fields: dict[Any, Any]) -> None:
+    """Formats write all keys as text."""
+    if set(map(type, fields)) - {str} and len(set(map(str, fields))) < len(fields):
+        raise OutputError(f"two keys of a dict are the same text ({listed(fields)}): rename one in a step before")
 
 
 def fields_of(row: Any) -> dict[Any, Any] | None:

@@ -139,6 +139,7 @@ class SqlTable:
             names=list(kinds),
             columns=list(map(quoted, kinds)),
             keys=list(map(quoted, self.upsert_by)),
+            texts=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.String)),
             arrays=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.ARRAY)),
         )
         copy = copy_to_postgres if self.database.is_postgres else insert_into_sqlite
