@@ -277,8 +277,9 @@ class ReadFromParquet(Read[dict[str, Any]]):
 class WriteToParquet(Write[Any]):
     """Each row (a dict, NamedTuple, dataclass, or a table's row) in `path`/part-00000.parquet and so on, in order.
 
-    Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. A
-    field that a row does not have is null. Arrays and tensors become lists. `overwrite` as in WriteToText.
+    Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. No
+    value is changed to fit, but that short float types of a schema round. A field that a row does not have is null. Arrays
+    and tensors become lists. `overwrite` as in WriteToText.
     """
 
     def __init__(
