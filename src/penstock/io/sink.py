@@ -50,8 +50,9 @@ class Sink(Generic[T]):
 
     Nothing that a writer does is visible to readers. publish() makes one part visible, whole, and may be repeated.
 
-    A run: prepare() or resume(); then open() and the writer's methods in workers; publish(), each part as its split is
-    done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's process.
+    A run: prepare() or resume(); then open() and the writer's methods in workers; unify() and publish(), each part as its
+    split is done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's
+    process.
     """
 
     delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
@@ -83,6 +84,12 @@ class Sink(Generic[T]):
     def open(self, part: Part) -> Writer[T]:
         """Start one part aside. In a worker."""
         raise NotImplementedError
+
+    def unify(self, tokens: Sequence[Any]) -> Sequence[Any]:
+        """Called before parts are published, and with all of them before the run ends: return them as they are to be, in the
+        same order. Raise OutputError if they do not go together, or not with those of earlier calls. A part that is
+        returned with another token is published, or published again, by that one."""
+        return tokens
 
     def publish(self, token: Any) -> None:
         """Make a part visible under its final name; doing it twice, also in two processes, leaves one result."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.blocks import Block
 from penstock.errors import OutputError
 from penstock.io.parts import FileWriter, Places
+from penstock.io.records import listed
 from penstock.io.sink import Part
 from penstock.io.sql_rows import STEP, batches_of, kinds_of
 
@@ -95,7 +96,3 @@ def refuse_unknown(names: Collection[str], columns: Collection[str]) -> None:
             f"{STEP}: rows have the column {listed(unknown)}, which the table does not have ({listed(columns)}); "
             "drop it in a step before, or add it to the table"
         )
-
-
-def listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, names))

@@ -63,7 +63,7 @@ class Run:
                 before, rows_before = tally.splits, rows_read(tally.counts)
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
-                outputs.check()
+                outputs.check(tally)
                 check_read(self.plan, tally.counts, self.pools.rows)
             except BaseException as exc:
                 outputs.abandon(exc)
