@@ -23,7 +23,7 @@ LAYERS = {
         *("transport", "seeding", "retry", "failures", "rows", "blocks", "crashes", "errors", "version"),
     },
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
-    "handlers": {"inference", "rows", "blocks", "errors"},
+    "handlers": {"inference", "io", "rows", "blocks", "errors"},
     "inference": {
         *("models", "batching", "observe", "pipeline"),
         *("transport", "seeding", "retry", "failures", "rows", "blocks", "errors"),

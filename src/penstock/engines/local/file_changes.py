@@ -1,17 +1,29 @@
-"""Whether files are still what a run took them for: when it goes on, when it ends, and around the reading of each split."""
+"""Whether files are still what a run took them for: on resume, at its end, and around the reading of each split."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from penstock.engines.local.inputs import Input
-from penstock.engines.local.journal import Journal
 from penstock.engines.local.outcomes import SplitId
-from penstock.errors import InputError, RunChangedError
+from penstock.errors import InputError
 from penstock.io.digests import sha256_of
-from penstock.io.files import InputFile, look_again
+from penstock.io.files import InputFile, look_again, without_secrets
+from penstock.io.source import Source
+
+Compare: TypeAlias = Callable[[str, InputFile, InputFile | None], None]  # of a step: a file as it was, and as it is now
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A source of the plan with the files that it has now."""
+
+    step: str
+    source: Source[Any]
+    files: Sequence[InputFile]
 
 
 def differences(before: Mapping[str, tuple[InputFile, str | None]], after: Sequence[InputFile]) -> Iterator[tuple[str, str]]:
@@ -19,50 +31,62 @@ def differences(before: Mapping[str, tuple[InputFile, str | None]], after: Seque
     digest."""
     now = {file.path: file for file in after}
     for path, (file, digest) in before.items():
+        shown = without_secrets(path)
         if path not in now:
-            yield path, f"{path} is gone"
+            yield path, f"{shown} is gone"
         elif now[path].size != file.size:
-            yield path, f"{path} had a size of {file.size:,} and has {now[path].size:,} now"
+            yield path, f"{shown} had a size of {file.size:,} and has {now[path].size:,} now"
         elif now[path].modified != file.modified and (digest is None or _digest_of(path) != digest):
-            yield path, f"{path} was written again, at {_shown(now[path].modified)} instead of {_shown(file.modified)}"
+            yield path, f"{shown} was written again, at {_shown(now[path].modified)} instead of {_shown(file.modified)}"
+
+
+def refuse_changed(step: str, file: InputFile, now: InputFile | None) -> None:
+    """Raise InputError if a file is not what it was."""
+    for _, what in differences({file.path: (file, None)}, () if now is None else (now,)):
+        raise InputError(
+            f"step {step!r}: {what}: it was changed while this run was reading it, so nothing was published; leave the file "
+            "alone until the run is done, and run it again"
+        )
 
 
 class FileWatch:
     """Looks at the local files of a split before and after it is read: what was read of a file that somebody replaces must
-    not count, also if it is put back."""
+    not count, also if it is put back. `compare` raises if a file that looks different is not the same."""
 
-    def __init__(self, journal: Journal, inputs: Sequence[Input]) -> None:
-        self._journal = journal
+    def __init__(self, inputs: Sequence[Input], compare: Compare = refuse_changed) -> None:
         self._inputs = inputs
+        self._compare = compare
         self._listed = [{file.path: file for file in each.files} for each in inputs]
         self._reading: dict[SplitId, Collection[str]] = {}
+        self._untold: set[int] = set()  # sources that do not say which files a split reads
 
     def begin(self, split: SplitId, payload: Any) -> None:
-        self._reading[split] = self._inputs[split.source].source.paths_of(payload)
+        self._reading[split] = paths = self._inputs[split.source].source.paths_of(payload)
+        if not paths:
+            self._untold.add(split.source)
         self._check(split)
 
     def end(self, split: SplitId) -> None:
         self._check(split)
         del self._reading[split]
 
+    def finish(self) -> None:
+        """All splits are done: look at the files of sources that did not say which of them a split reads."""
+        for position in self._untold:
+            each = self._inputs[position]
+            now = {file.path: file for file in each.source.inputs()}
+            for file in each.files:
+                if os.path.isfile(file.path) and now.get(file.path) != file:
+                    self._compare(each.step, file, now.get(file.path))
+
     def _check(self, split: SplitId) -> None:
         listed = self._listed[split.source]
         for path in self._reading[split]:
             file = listed.get(path)
-            now = None if file is None else look_again(file)
-            if now is None or now != file:
-                self._compare(self._inputs[split.source].step, path, now)
+            if file is not None and (now := look_again(file)) != file:
+                self._compare(self._inputs[split.source].step, file, now)
                 assert now is not None
                 listed[path] = now
-
-    def _compare(self, step: str, path: str, now: InputFile | None) -> None:
-        before = {path: self._journal.files("input")[step][path]}
-        for _, what in differences(before, () if now is None else (now,)):
-            raise RunChangedError(
-                f"an input was changed while the run in {self._journal.folder} was reading it: step {step!r}: {what}\n"
-                "put back what it was and run the same command again: what was read of it since does not count; or start "
-                "over with fresh=True (--fresh)"
-            )
 
 
 def _digest_of(path: str) -> str | None:

@@ -5,27 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
 
 from penstock.engines.identity import Identity
+from penstock.engines.local.file_changes import Input
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.run_dir import is_of_run_dir
 from penstock.engines.plan import Plan
 from penstock.errors import InputError, MissingInputError
 from penstock.io.files import InputFile, list_files, place_of, real_folder
-from penstock.io.source import Source
 
 GONE = "gone"  # the role of inputs that are not there any more, which the user has accepted
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A source of the plan with the files that it has now."""
-
-    step: str
-    source: Source[Any]
-    files: list[InputFile]
 
 
 def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_gone: bool = False) -> list[Input]:

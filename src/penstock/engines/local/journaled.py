@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,20 @@ from penstock.engines.identity import describe_run, stable_names
 from penstock.engines.local.commits import Commits, SplitBySplit, tally_of
 from penstock.engines.local.digests import Digests
 from penstock.engines.local.explain import explain
-from penstock.engines.local.file_changes import FileWatch
-from penstock.engines.local.inputs import Input, list_inputs, model_files, written_by
+from penstock.engines.local.file_changes import FileWatch, Input
+from penstock.engines.local.inputs import list_inputs, model_files, written_by
 from penstock.engines.local.journal import Journal
 from penstock.engines.local.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.engines.local.pools import Machine, Pools, choose_pools, count_rows, surroundings
-from penstock.engines.local.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
-from penstock.engines.local.run import Run, sinks_of, terminable
+from penstock.engines.local.resuming import (
+    check_same_run,
+    check_still_same,
+    find_new_files,
+    fixed_by,
+    order_of,
+    refuse_changed_input,
+)
+from penstock.engines.local.run import Run, sinks_of, stoppable
 from penstock.engines.local.run_dir import RunDir
 from penstock.engines.local.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.engines.plan import Plan
@@ -49,7 +57,7 @@ def run_journaled(graph: Graph, plan: Plan, programs: Mapping[int, bytes], optio
         raise UsageError(
             "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
         )
-    with terminable(), RunDir(str(options.run_dir)) as folder:
+    with stoppable(), RunDir(str(options.run_dir)) as folder:
         begun = _Begun(folder, graph, plan, options)
         try:
             return begun.go_on(programs)
@@ -116,9 +124,10 @@ class _Begun:
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
-                commits = Commits(journal, self.by_node, session, digests, self.names, FileWatch(journal, self.inputs))
-                paths = [file.path for each in self.inputs for file in each.files]
-                result, _ = run.carry_out(SplitBySplit(commits, paths, lambda: self._check_files(digests)))
+                commits = Commits(journal, self.by_node, session, digests, self.names)
+                files = FileWatch(self.inputs, lambda *found: refuse_changed_input(journal, digests, *found))
+                outputs = SplitBySplit(commits, files, self.inputs, lambda: self._check_files(digests))
+                result, _ = run.carry_out(outputs)
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:
@@ -153,7 +162,8 @@ class _Begun:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) else "stopped"
-        text = f"{type(exc).__name__.lstrip('_')}: {safe_str(exc)}".removesuffix(": ")
+        kind = type(exc).__name__.lstrip("_")
+        text = f"{_without_rows(exc, kind)}\n{kind}: {safe_str(exc)}".removesuffix(": ")
         text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
         try:
             if not self.journal.was_begun and not self.journal.fact("earlier_runs"):
@@ -266,6 +276,13 @@ class _Begun:
             source = self.inputs[position].source.only([file.path for file in files])
             splits = cut(source, position, goals[position], journal.next_number(position))
             journal.add_splits(splits, self.inputs[position].step, files)
+
+
+def _without_rows(exc: BaseException, kind: str) -> str:
+    """An error for the manifest, in a line: its type, its step, and the type of what led to it. Messages may show rows."""
+    step = re.match(r"step ('[^'\n]*'|\"[^\"\n]*\")", safe_str(exc))
+    told = [kind, *([step[0]] if step else []), *([type(exc.__cause__).__name__] if exc.__cause__ else [])]
+    return ": ".join(told)
 
 
 def _facts_of(found: Journal | None) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engines.local.coordinator import Tally
+from penstock.engines.local.file_changes import FileWatch, Input
 from penstock.errors import OutputError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
@@ -21,6 +22,10 @@ class Outputs(Protocol):
     @property
     def commits(self) -> Commits | None:
         """What the coordinator commits splits to, after begin()."""
+
+    @property
+    def files(self) -> FileWatch:
+        """What the coordinator tells when a split of a source begins to be read, and when it has been."""
 
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
@@ -43,7 +48,8 @@ class AtTheEnd:
 
     commits: Commits | None = None
 
-    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Sequence[Input]) -> None:
+        self.files = FileWatch(inputs)
         self._run = run
         self._sinks = sinks
         self._inputs = inputs
@@ -54,7 +60,8 @@ class AtTheEnd:
         check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        self.files.finish()
 
     def publish(self, tally: Tally) -> None:
         for done, (index, token) in enumerate(tally.parts):
@@ -72,14 +79,20 @@ class AtTheEnd:
         finish(self._run, self._sinks.values(), published=False, error=error)
 
     def folders(self) -> list[str]:
-        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+        return own_folders(self._sinks.values(), self._run)
 
 
-def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
+def own_folders(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
+    """The folders aside of a run that may be removed: those with its id in their path. Others were not made for it."""
+    return [folder for sink in sinks for folder in sink.aside(run) if run in folder]
+
+
+def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[Input]) -> None:
     """Raise OutputError if a sink would replace what the pipeline reads."""
     real_folder.cache_clear()
     replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
-    if replaced and (read := sorted(place for path in inputs if (place := place_of(path)) in replaced)):
+    places = (place_of(file.path) for each in inputs for file in each.files) if replaced else ()
+    if read := sorted(place for place in places if place in replaced):
         raise OutputError(
             f"{replaced[read[0]].describe()}: would replace {len(read)} file(s) that this pipeline reads, such as {read[0]}"
             "; write to another folder"

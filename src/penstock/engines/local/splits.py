@@ -11,7 +11,8 @@ from penstock.engines.local.outcomes import SplitId
 from penstock.engines.local.pools import SMALL_RUN_ROWS, Pools
 from penstock.engines.local.schedule import Scheduler
 from penstock.engines.plan import Plan, Stage, largest_batch, measures_length
-from penstock.io.source import Source, SplitGoal
+from penstock.io.files import hiding_secrets
+from penstock.io.source import FileSource, Source, SplitGoal
 from penstock.options import RunOptions
 
 FEW_SPLITS_PER_SLOT = 2
@@ -45,7 +46,8 @@ def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
 
 def cut(source: Source[Any], position: int, goal: SplitGoal, first: int = 0) -> list[tuple[SplitId, Any]]:
     """The splits of a source, numbered from `first`."""
-    return [(SplitId(position, first + i), split) for i, split in enumerate(source.splits(goal))]
+    with hiding_secrets(source.paths() if isinstance(source, FileSource) else ()):
+        return [(SplitId(position, first + i), split) for i, split in enumerate(source.splits(goal))]
 
 
 def make_scheduler(plan: Plan, pools: Pools, options: RunOptions, splits: Iterable[tuple[SplitId, Any]]) -> Scheduler:
