@@ -220,11 +220,11 @@ def stoppable() -> Iterator[None]:
     More of them change nothing while the run is cleaned up: an interrupt at any of its steps would leave processes and
     folders behind. After PATIENCE the next one counts again, for a clean-up that hangs, or code that swallowed the first.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     kinds = {signal.SIGINT: (signal.default_int_handler, KeyboardInterrupt), signal.SIGTERM: (signal.SIG_DFL, _Terminated)}
     ours = {number: before for number, (before, _) in kinds.items() if signal.getsignal(number) == before}
+    if threading.current_thread() is not threading.main_thread() or not ours:
+        yield
+        return
     deaf_until, is_ended = 0.0, False  # only the main thread, in which signals are handled, has to do with them
 
     def stop(number: int, frame: FrameType | None) -> None:
