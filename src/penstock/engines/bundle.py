@@ -14,13 +14,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from penstock.blocks import Block, is_table, row_count
+from penstock.blocks import Block, row_count
 from penstock.engines.headway import Line
 from penstock.engines.inference_operator import InferenceOperator
 from penstock.engines.operator import Emit, Operator, RefusedError
 from penstock.engines.operators import is_inference, make_operator
 from penstock.engines.plan import Outlet, Stage, Step
 from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
+from penstock.forks import end_if_forked
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
@@ -28,7 +29,8 @@ from penstock.io.source import Read, Source
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
-from penstock.rows import safe_str
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, safe_str
 from penstock.transport.packing import load_pickle
 
 Key: TypeAlias = tuple[int, ...]  # where a split's rows stand among all rows: keys sort in the order of the rows
@@ -110,6 +112,8 @@ class StageRunner:
             for operator in operators:
                 operator.finish()
         except BaseException as exc:
+            for operator in operators:
+                end_if_forked(operator.process, operator.label)  # what is half done is not the child's to undo
             for operator in operators:
                 operator.abort()
             if isinstance(exc, RefusedError):
@@ -256,7 +260,8 @@ def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
         raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {exc}") from exc
     except OSError as exc:
         raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {type(exc).__name__}: {exc}") from exc
-    except Exception as exc:
+    except BaseException as exc:
+        let_through(exc)
         raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
 
 
@@ -302,7 +307,8 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
             raise InputError(f"step {label!r}: {exc}") from exc
         except OSError as exc:
             raise TransientError(f"step {label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
-        except Exception as exc:
+        except BaseException as exc:
+            let_through(exc)
             raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
         yield block
 
@@ -316,25 +322,28 @@ def _as_block(block: Any) -> Block:
 
 
 class Fan:
-    """One emit for several consumers; each gets a list of its own, because user code may change what it is given."""
+    """One emit for several consumers; each gets rows of its own, because user code may change what it is given."""
 
     def __init__(self, ships: list[ShipOperator], others: list[Emit]) -> None:
         self._ships = ships
         self._others = others
-        self._alone = len(ships) + len(others) == 1
 
     @property
     def packs(self) -> bool:
         return any(ship.is_packing for ship in self._ships)
 
     def __call__(self, block: Block) -> None:
+        left = len(self._ships) + len(self._others)
         for ship in self._ships:
+            left -= 1
             try:
-                ship.push(self._own(block))
+                ship.push(self._own(block) if left and not ship.is_packing else block)
             except NotShippableError as exc:
                 raise RefusedError(str(exc), block) from exc.__cause__
         for emit in self._others:
-            emit(self._own(block))
+            left -= 1
+            emit(self._own(block) if left else block)
 
     def _own(self, block: Block) -> Block:
-        return block if self._alone or is_table(block) else list(block)
+        own = own_rows(block)
+        return list(block) if own is block and isinstance(block, list) else own

@@ -17,12 +17,13 @@ from penstock.engines.inference_operator import InferenceOperator
 from penstock.engines.isolated import IsolatedOperator
 from penstock.engines.operator import Operator
 from penstock.engines.pardo_operators import GuardedParDo, ParDoOperator
+from penstock.forks import end_if_forked
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.pipeline.handled import Handleable
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
-from penstock.rows import CAUGHT, map_rows, row_error
+from penstock.rows import let_through, map_rows, row_error
 
 
 class MapOperator(Operator):
@@ -81,11 +82,13 @@ class FlatMapOperator(Operator):
                 items = iter(self._fn(row))
                 while True:
                     made.extend(islice(items, self._pacer.rows - len(made)))
+                    end_if_forked(self.process, self.label)
                     if len(made) < self._pacer.rows:
                         break
                     yield made
                     made = []
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise row_error(self.label, row, exc) from exc
         if made:
             yield made

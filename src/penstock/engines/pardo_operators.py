@@ -10,10 +10,11 @@ from penstock.engines.guarded import RowGuard, saw_made
 from penstock.engines.operator import Operator, RefusedError
 from penstock.errors import PenstockError, StepError
 from penstock.failures import Failure
+from penstock.forks import end_if_forked
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.transforms import ParDo, TaggedOutput
-from penstock.rows import CAUGHT, row_error, safe_str, without
+from penstock.rows import let_through, row_error, safe_str, without
 from penstock.transport.packing import why_not_packed
 
 
@@ -39,10 +40,12 @@ class ParDoOperator(Operator):
             self.count.rows_in += 1
             try:
                 items = process(row, *args, **kwargs)
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise row_error(self.label, row, exc) from exc
             if items is not None:
                 self._take(items, lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
+            end_if_forked(self.process, self.label)
         self._emit_all()
 
     def finish(self) -> None:
@@ -64,7 +67,8 @@ class ParDoOperator(Operator):
                 item = next(iterator)
             except StopIteration:
                 return
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise error(exc) from exc
             self._put(item, error)
 
@@ -105,7 +109,8 @@ class ParDoOperator(Operator):
             return call()
         except PenstockError:
             raise
-        except Exception as exc:
+        except BaseException as exc:
+            let_through(exc)
             raise self._error(method, exc) from exc
 
     def _error(self, method: str, exc: BaseException) -> StepError:

@@ -15,6 +15,7 @@ from penstock.errors import TransientError
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
+from penstock.rows import let_through
 from penstock.transport.reports import as_penstock_error
 
 
@@ -109,8 +110,7 @@ class InlineWorkers:
             for _, shipment in shipments:
                 if isinstance(shipment, PackedShipment):
                     shipment.discard()
-            if not isinstance(exc, (Exception, SystemExit)):
-                raise  # Ctrl-C, or the end of the run
+            let_through(exc)  # Ctrl-C, or the end of the run
             return FailedHere(work.task, as_penstock_error(exc))
         shipped = [(outlet, shipment.chunks) for outlet, shipment in shipments]
         return Done(work.task, result, shipped, self._sessions.drain_metrics())
