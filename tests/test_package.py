@@ -19,8 +19,8 @@ LAYERS = {
         "version",
     },
     "engines": {
-        *("inference", "io", "models", "batching", "observe", "pipeline", "options"),
-        *("transport", "seeding", "retry", "failures", "row_copies", "forks", "rows", "blocks", "crashes", "errors", "version"),
+        *("inference", "io", "models", "batching", "observe", "pipeline", "options", "transport"),
+        *("seeding", "retry", "failures", "row_copies", "forks", "rows", "blocks", "crashes", "errors", "version"),
     },
     "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "rows", "blocks", "errors"},
