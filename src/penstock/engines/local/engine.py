@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from typing import Any
 
 import cloudpickle
@@ -51,6 +52,8 @@ class LocalEngine:
         if options.run_dir is not None:
             for sink in sinks_of(plan).values():
                 sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
+        if "__mp_main__" in sys.modules:  # the user's script, in a process that multiprocessing spawned: no worker has it
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:
             from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load

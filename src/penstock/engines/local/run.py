@@ -204,8 +204,8 @@ def _uninterrupted() -> Iterator[None]:
             signal.raise_signal(each)
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived: unwind, clean up, and die of it."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: unwind, clean up, and die of it. Like Ctrl-C it is nobody's error, and passes through every step."""
 
 
 @contextlib.contextmanager
