@@ -14,7 +14,8 @@ from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, fa
 from penstock.inference.plain_stream import InferenceStream, Made, Pending
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, not_packed
-from penstock.rows import CAUGHT, map_rows, without
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, map_rows, without
 
 
 @dataclass(slots=True)
@@ -75,7 +76,8 @@ class HandlingStream(InferenceStream):
             position = positions[at]
             try:
                 examples = self._examples_in(batch)
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 if not self._handling.handles(exc):
                     raise
                 lost = _Passage([batches[at]], [position], [], [], failed={0: self._failure(exc)})
@@ -204,7 +206,7 @@ class HandlingStream(InferenceStream):
     # Row by row.
 
     def _each(self, function: Callable[[Any], Any], rows: list[Any], what: str) -> tuple[list[Any], dict[int, Failure]]:
-        """function(row) for every row, None where it failed, and the failures by position."""
+        """function(row) for every row, None where it failed, and the failures by position. The rows stay as they are."""
         failed: dict[int, Failure] = {}
 
         def forgive(at: int, exc: BaseException) -> bool:
@@ -212,7 +214,7 @@ class HandlingStream(InferenceStream):
                 failed[at] = self._failure(exc)
             return at in failed
 
-        return map_rows(function, rows, name_of(function, self._step, what), forgive), failed
+        return map_rows(function, own_rows(rows), name_of(function, self._step, what), forgive), failed
 
     def _all_or_each(
         self, function: Callable[[list[Any]], list[Any]], rows: list[Any]
@@ -220,13 +222,15 @@ class HandlingStream(InferenceStream):
         """function(rows); if that fails, of each row alone, None where it failed, and the failures by position."""
         try:
             return function(rows), {}
-        except CAUGHT:
+        except BaseException as exc:
+            let_through(exc)
             made: list[Any] = []
         failed: dict[int, Failure] = {}
         for at, row in enumerate(rows):
             try:
                 made += function([row])
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 origin = exc.__cause__ or exc
                 if isinstance(exc, UsageError) or not self._handling.handles(origin):
                     raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.blocks import rows_of
+from penstock.forks import end_if_forked, this_process
 from penstock.inference.handler import AnnouncingHandler
 from penstock.inference.lane import Caller
 from penstock.inference.plain_stream import InferenceStream, Made
@@ -23,7 +24,7 @@ class IsolatedOperator(InferenceOperator):
     """A Map, FlatMap, Filter or ParDo with a timeout, or in a subprocess."""
 
     def __init__(self, label: str, transform: Handleable[Any, Any], sessions: Sessions, caller: Caller) -> None:
-        spec = InferenceSpec.of(StepHandler(transform), handling=transform.handling, retry=transform.retry)
+        spec = InferenceSpec.of(StepHandler(transform, label), handling=transform.handling, retry=transform.retry)
         super().__init__(label, spec, sessions, caller)
         self._tags = transform.good_tags()
 
@@ -42,9 +43,10 @@ class IsolatedOperator(InferenceOperator):
 class StepHandler(AnnouncingHandler[Any, _Made, Callable[[Any], _Made]]):
     """A step as a model: its answer to a row is what the step makes of it."""
 
-    def __init__(self, step: Handleable[Any, Any]) -> None:
+    def __init__(self, step: Handleable[Any, Any], label: str) -> None:
         super().__init__(max_batch_size=BATCH)
         self._step = step
+        self._label = label
 
     def load_model(self) -> Callable[[Any], _Made]:
         return self._step.row_function()
@@ -53,8 +55,10 @@ class StepHandler(AnnouncingHandler[Any, _Made, Callable[[Any], _Made]]):
         self, batch: Sequence[Any], model: Callable[[Any], _Made], inference_args: Mapping[str, Any] | None = None
     ) -> list[_Made]:
         made = []
+        began = this_process()
         for row in batch:
             if self.calling is not None:
                 self.calling()
             made.append(model(row))
+            end_if_forked(began, self._label)
         return made
