@@ -47,7 +47,7 @@ LAYERS = {
     "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
     "io": {"pipeline", "crashes", *BASE},
     "pipeline": {"batching", "options", "retry", "failures", "errors"},
-    "models": {"batching", "transport", *BASE},
+    "models": {"batching", "observe", "transport", *BASE},
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},
@@ -65,7 +65,7 @@ LAYERS = {
 # What decides, and does nothing: values and the time go in, values come out.
 PURE = [
     "batching/*.py",
-    *(f"models/{name}.py" for name in ("desk", "callers", "batch", "commands", "place")),
+    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "commands", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",

@@ -20,6 +20,7 @@ from penstock.transport.packing import why_not_packed
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedLane
     from penstock.inference.lane import Lane
+    from penstock.models.front import Front
 
 
 class Ticket:
@@ -59,10 +60,11 @@ class Ticket:
 class Caller:
     """One bundle that is running in this process, whichever sessions it submits to."""
 
-    __slots__ = ("hosted", "waits_for")
+    __slots__ = ("fronts", "hosted", "waits_for")
 
     def __init__(self) -> None:
         self.waits_for: Ticket | None = None
+        self.fronts: dict[Lane, Front[Request]] = {}  # of models in this process: its lanes, and where they lead
         self.hosted: list[HostedLane] = []  # its lanes to models in other processes, which cannot see that it waits
 
     @contextlib.contextmanager
@@ -143,13 +145,6 @@ def _hand_out(spans: list[Span[Request]], failures: Mapping[int, Failure]) -> No
                 same = failure.step == lane.step
                 ticket.failures[position] = failure if same else dataclasses.replace(failure, step=lane.step)
         at += stop - start
-
-
-def lengths_of(spans: list[Span[Request]]) -> list[int] | None:
-    """The lengths of the rows of a batch, where they are known."""
-    if spans[0].entry.lengths is None:
-        return None
-    return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
 
 
 def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None) -> dict[int, Failure]:

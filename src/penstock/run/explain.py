@@ -9,7 +9,8 @@ from penstock.batching.aim import Aiming
 from penstock.inference.hosted import wishes_of
 from penstock.inference.transform import RunInference
 from penstock.io.sink import Write
-from penstock.models.place import Surroundings, choose_place
+from penstock.models.memory import available_bytes, file_bytes
+from penstock.models.place import Surroundings, choose_place, is_small
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools
 from penstock.steps.stage import Outlet, Step
@@ -83,7 +84,8 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
     rows_alone = transform.handling is not None or not transform.path.plain
     if transform.path.model_handler.takes_columns() and not rows_alone:
         parts.append("takes columns")
-    if place.measured:
+    handler = transform.path.model_handler
+    if place.measured and not is_small(file_bytes(handler.model_files), around.workers, available_bytes()):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return f": {', '.join(parts)}"
 
