@@ -12,6 +12,7 @@ from penstock.errors import InputError, UsageError
 from penstock.io.files import InputFile, list_files
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.traits import Traits
 
 T = TypeVar("T")
 
@@ -65,7 +66,8 @@ class Source(Generic[T]):
         raise NotImplementedError
 
     def count(self) -> int | None:
-        """How many rows there are, if that is known without reading them."""
+        """How many rows there are, if that is known without reading them: exactly, for a run that reads another number
+        fails. None: it is not known, or is an estimate."""
         return None
 
     def inputs(self) -> Sequence[InputFile]:
@@ -121,6 +123,9 @@ class Read(PTransform[Pipeline, PCollection[T]]):
         if not isinstance(source, Source):
             raise UsageError(f"Read({source!r}): expected a ps.Source")
         self.source = source
+
+    def traits(self) -> Traits:
+        return Traits(source=self.source)
 
     def expand(self, pcoll: Pipeline) -> PCollection[T]:
         if not isinstance(pcoll, Pipeline):

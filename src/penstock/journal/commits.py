@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
@@ -23,12 +24,14 @@ from penstock.journal.file_changes import FileWatch
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
 from penstock.observe.metrics import Metrics
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
-from penstock.run.outputs import check_not_read, finish
+from penstock.run.outputs import check_not_read, finish, unified
 from penstock.run.schedule import Task
-from penstock.steps.bundle import BundleResult
+from penstock.steps.bundle import BundleResult, FinishedPart
 
 ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
 
@@ -39,7 +42,7 @@ class _Flow:
 
     open: int = 1  # bundles that are not done
     result: SplitResult = field(default_factory=SplitResult)
-    parts: list[tuple[int, Any]] = field(default_factory=list)
+    parts: list[FinishedPart] = field(default_factory=list)
 
 
 class Commits:
@@ -82,8 +85,10 @@ class Commits:
         """Commit the splits that are complete."""
         if not self._complete:
             return
+        found = [part._replace(node=self._places[part.node]) for _, flow in self._complete for part in flow.parts]
+        parts = iter(unified(dict(enumerate(self.sinks)), found))
         splits = [
-            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self.names), [self._described(next(parts)) for _ in flow.parts])
             for split, flow in self._complete
         ]
         self._digests.store()
@@ -94,15 +99,31 @@ class Commits:
         if not self.hold:
             self._publish((split, parts) for split, _, parts in splits)
 
+    def unify(self) -> None:
+        """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
+        splits = self.journal.with_parts()
+        parts = [FinishedPart(part.sink, part.token, part.details["rows"]) for _, parts in splits for part in parts]
+        now = iter(unified(dict(enumerate(self.sinks)), parts))
+        changed = []
+        for split, before in splits:
+            after = [self._described(next(now)) for _ in before]
+            if after != before:
+                changed.append((split, after))
+        if changed:
+            crash_point()
+            self.journal.prepare_again(changed)
+            crash_point()
+
     def publish_prepared(self) -> None:
         """Publish what is prepared: by an earlier process, or held back until now."""
         self._publish(self.journal.prepared())
 
-    def _described(self, node: int, token: Any) -> PreparedPart:
-        """A part as the journal has it."""
-        place = self._places[node]
+    def _described(self, part: FinishedPart) -> PreparedPart:
+        """A part as the journal has it: its sink is known by its place there."""
+        place = part.node
         sink = self.sinks[place]
-        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
+        details = checked_json(sink.details(part.token), sink, "details")
+        return PreparedPart(place, part.token, {**details, "rows": part.rows})
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []
@@ -123,8 +144,9 @@ class Commits:
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(self, commits: Commits, inputs: Iterable[str], check: Callable[[], None]) -> None:
+    def __init__(self, commits: Commits, labels: Sequence[str], inputs: Iterable[str], check: Callable[[], None]) -> None:
         self.commits = commits
+        self._labels = labels  # of the sinks' steps
         self._inputs = inputs
         self._check = check  # called when all splits are done, before the run is: may raise
         self._journal = commits.journal
@@ -134,6 +156,7 @@ class SplitBySplit:
     def begin(self) -> Tally:
         if self._journal.was_begun:
             self._resume(self._journal.fact("sinks"))
+            self.commits.unify()
         else:
             self._prepare()
         self.commits.hold = bool(self._journal.fact("hold"))
@@ -141,11 +164,15 @@ class SplitBySplit:
             self.commits.publish_prepared()
         return tally_of(self._journal, self.commits.names)
 
-    def check(self) -> None:
+    def check(self, tally: Tally) -> None:
         self._check()
+        self.commits.unify()
 
     def publish(self, tally: Tally) -> None:
         self.commits.publish_prepared()
+        published = self._journal.published()
+        for place, (label, sink) in enumerate(zip(self._labels, self._sinks, strict=True)):
+            check_published(label, sink, published.get(place, ()), tally.counts.get(label, StepCount()))
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 

@@ -13,6 +13,7 @@ from penstock.errors import GraphError, UsageError
 from penstock.options import RunOptions
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, apply
 from penstock.pipeline.hints import NO_HINTS, ResourceHints
+from penstock.pipeline.unused import has_sink, is_used
 
 if TYPE_CHECKING:
     from penstock.observe.result import RunResult
@@ -71,6 +72,7 @@ class Pipeline:
         self._labels: Counter[str] = Counter()
         self._scope: list[tuple[str, ResourceHints]] = []
         self._collected: set[PCollection[Any]] = set()
+        self._mark = object()  # by which warnings of pipelines that were never run know it
         self.has_run = False
         self.result: RunResult | None = None
         if not isinstance(engine, Engine) and engine not in ENGINES:
@@ -87,6 +89,7 @@ class Pipeline:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
             self._run(self._graph_for(pending))
 
@@ -101,6 +104,7 @@ class Pipeline:
 
     def explain(self) -> str:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
+        is_used(self._mark)
         engine, options = self._resolve()
         text = engine.explain(Graph(self._nodes), options)
         found = (
@@ -116,6 +120,9 @@ class Pipeline:
         self._scope.append((label, transform.hints.over(outer_hints)))
         try:
             return transform.expand(left)
+        except BaseException:
+            is_used(self._mark)
+            raise
         finally:
             self._scope.pop()
 
@@ -133,6 +140,8 @@ class Pipeline:
         node = Node(len(self._nodes), label, transform, tuple(inputs), hints)
         node.outputs = {tag: PCollection(self, node, tag) for tag in tags}
         self._nodes.append(node)
+        if not tags and not self.has_run:
+            has_sink(self._mark, label)
         return node
 
     def _unique(self, label: str) -> str:
@@ -157,6 +166,7 @@ class Pipeline:
     def _run(self, graph: Graph) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         if not graph.nodes:
             raise GraphError("the pipeline has no steps; start with pipeline | ps.Create(rows)")
+        is_used(self._mark)
         engine, options = self._resolve()
         self.has_run = True
         result, rows = engine.run(graph, options)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import GraphError, UsageError
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Handleable
+from penstock.pipeline.traits import Traits
+from penstock.rows import many, rows_made
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+RowOutputs: TypeAlias = Callable[[Any], list[tuple[str, Any]]]  # what one row becomes
 
 
 class RowFunction(Handleable[PCollection[T], PCollection[U]]):
@@ -42,8 +47,13 @@ class RowFunction(Handleable[PCollection[T], PCollection[U]]):
 class Map(RowFunction[T, U]):
     """One output row for each input row: fn(row)."""
 
+    rows_for_one = "one"
+
     def __init__(self, fn: Callable[..., U], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
+
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, self.fn(row))]
 
 
 class FlatMap(RowFunction[T, U]):
@@ -52,19 +62,28 @@ class FlatMap(RowFunction[T, U]):
     def __init__(self, fn: Callable[..., Iterable[U]], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
 
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, made) for made in many(self.fn(row), "the function")]
+
 
 class Filter(RowFunction[T, T]):
     """The rows for which fn(row) is true."""
 
+    rows_for_one = "at most one"
+
     def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
+
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, row)] if self.fn(row) else []
 
 
 class MapBatches(PTransform[PCollection[T], PCollection[U]]):
     """A function over many rows at once.
 
-    fn gets a list of at most `batch_size` rows, or with format="arrow" a pyarrow.Table, and returns any number of rows,
-    as a list or a table. Batches are made inside a split, in order; the last one of a split may be smaller.
+    fn gets a list of at most `batch_size` rows, or with format="arrow" a pyarrow.Table, and returns any number of rows: as
+    an iterable of rows, or as columns in a pyarrow.Table, a DataFrame or a dict of lists or arrays of one length. Batches
+    are made inside a split, in order; the last one of a split may be smaller.
     """
 
     def __init__(
@@ -83,6 +102,9 @@ class MapBatches(PTransform[PCollection[T], PCollection[U]]):
         self.fn = fn
         self.batch_size = batch_size
         self.format = format
+
+    def traits(self) -> Traits:
+        return Traits(batch=self.batch_size)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -137,6 +159,10 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
         self.kwargs = kwargs
         self.tags: tuple[str, ...] = ()
 
+    def traits(self) -> Traits:
+        to_one = isinstance(self.dofn, _ToPartition)  # each row goes to just one of the outputs
+        return replace(super().traits(), rows="one") if to_one else super().traits()
+
     def check_isolated(self) -> None:
         for method in ("start_bundle", "finish_bundle"):
             if getattr(type(self.dofn), method) is not getattr(DoFn, method):
@@ -144,6 +170,23 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
                     f"timeout= and use_subprocess= run {type(self.dofn).__name__}.process() in a process of many bundles, "
                     f"where there is no {method}(); leave them out, or do without that method"
                 )
+
+    def row_function(self) -> RowOutputs:
+        self.dofn.setup()
+        return lambda row: self._outputs_of(self.dofn.process(row, *self.args, **self.kwargs))
+
+    def _outputs_of(self, items: Any) -> list[tuple[str, Any]]:
+        return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
+
+    def good_tags(self) -> tuple[str, ...]:
+        return MAIN, *self.tags
+
+    def _tagged(self, item: Any) -> tuple[str, Any]:
+        if type(item) is not TaggedOutput:
+            return MAIN, item
+        if item.tag not in self.tags:
+            raise ValueError(f"yielded a row for output {item.tag!r}, which is not named in with_outputs(...)")
+        return item.tag, item.value
 
     def with_outputs(self, *tags: str, main: str | None = None) -> TaggedParDo:
         """Named outputs: rows yielded as TaggedOutput(tag, row). `main` names the output of the plain rows."""
@@ -200,6 +243,9 @@ class TaggedParDo(Handleable[PCollection[Any], Outputs[Any]]):
 class Flatten(PTransform[Sequence[PCollection[T]], PCollection[T]]):
     """The rows of several collections as one: all of the first, then all of the second, and so on."""
 
+    def traits(self) -> Traits:
+        return Traits(joins=True)
+
     def expand(self, pcolls: Sequence[PCollection[T]]) -> PCollection[T]:
         if isinstance(pcolls, PCollection) or not len(pcolls):
             raise GraphError("Flatten needs a tuple or list of collections on its left: (a, b) | ps.Flatten()")
@@ -214,16 +260,23 @@ class _ToPartition(DoFn[Any, Any]):
 
     def process(self, element: Any, *args: Any, **kwargs: Any) -> Iterable[TaggedOutput[Any]]:
         chosen = self.fn(element, self.n)
-        if not 0 <= chosen < self.n:
-            raise ValueError(f"the partition function returned {chosen!r}; expected 0 to {self.n - 1}")
-        return (TaggedOutput(str(int(chosen)), element),)
+        is_bool = getattr(getattr(chosen, "dtype", None), "kind", "") == "b"  # NumPy's has no __index__
+        try:
+            number = operator.index(bool(chosen) if is_bool else chosen)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.n:
+            raise ValueError(
+                f"the partition function returned {chosen!r}; expected 0 to {self.n - 1}, as a whole number (int)"
+            )
+        return (TaggedOutput(str(number), element),)
 
 
 class Partition(PTransform[PCollection[T], Outputs[T]]):
-    """n collections: each row goes to the one whose number fn(row, n) returns."""
+    """n collections: each row goes to the one whose number fn(row, n) returns, from 0 on. False is 0, True is 1."""
 
     def __init__(self, fn: Callable[..., int], n: int) -> None:
-        if not callable(fn) or not isinstance(n, int) or n < 1:
+        if not callable(fn) or not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise UsageError(f"Partition({fn!r}, {n!r}): expected a function of (row, n), and n of at least 1")
         self.fn = fn
         self.n = n
@@ -237,6 +290,9 @@ class Partition(PTransform[PCollection[T], Outputs[T]]):
 
 class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
     """A stage boundary: what comes before is finished, split by split, and shared out anew. The rows stay in order."""
+
+    def traits(self) -> Traits:
+        return Traits(cuts=True)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[T]:
         return single(self, pcoll)
@@ -256,6 +312,9 @@ class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
         element_size_fn: Callable[[T], int] | None = None,
     ) -> None:
         self.limits = BatchLimits(max_size=max_batch_size, max_weight=max_batch_weight, weigh=element_size_fn)
+
+    def traits(self) -> Traits:
+        return Traits(batch=self.limits.max_size)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[list[T]]:
         return single(self, pcoll)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.errors import AccountingError
-from penstock.inference.transform import RunInference
-from penstock.io.sink import Write
-from penstock.io.source import Read
+from penstock.errors import REPORT, AccountingError, InputError, OutputError
+from penstock.io.sink import Sink
 from penstock.observe.result import StepCount
-from penstock.pipeline.graph import MAIN, Node, PCollection
-from penstock.pipeline.handled import FAILURES
+from penstock.pipeline.graph import Node, PCollection
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Filter, Flatten, Map, Reshuffle
+from penstock.run.plan import Plan
 
 
 def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
     """Raise AccountingError where rows were lost or doubled, inside a step or on the way to it."""
     for node in graph.nodes:
-        if not is_counted(node):
+        traits = node.traits
+        if not traits.is_counted:
             continue
         count = counts.get(node.label, StepCount())
-        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out + count.rows_failed:
+        if traits.rows == "one" and count.rows_in != count.rows_out + count.rows_failed:
             failed = f" and {count.rows_failed} failures" if count.rows_failed else ""
             raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}{failed}; it must give one for each")
-        if isinstance(node.transform, Filter) and count.rows_in < count.rows_out + count.rows_failed:
+        if traits.rows == "at most one" and count.rows_in < count.rows_out + count.rows_failed:
             what = f"took {count.rows_in} rows and gave {count.rows_out} and {count.rows_failed} failures"
             raise _error(node, f"{what}; it must give at most one for each")
         if count.rows_in < count.rows_failed:
@@ -34,14 +33,37 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
 
 
-def is_counted(node: Node) -> bool:
-    return not isinstance(node.transform, (Flatten, Reshuffle))
+def check_read(plan: Plan, counts: Mapping[str, StepCount], known: int | None) -> None:
+    """Raise InputError where sources that say how many rows they have gave another number."""
+    labels = [root.label for _, _, root, _ in plan.sources()]
+    read = sum(counts.get(label, StepCount()).rows_out for label in labels)
+    if known is not None and read != known:
+        raise InputError(
+            f"{', '.join(map(repr, labels))}: {read} rows were read, and the source has {known} by its count(): the input "
+            "was changed while it was read, or a source of your own counts wrongly (count() is exact, or None)"
+        )
+
+
+def check_published(label: str, sink: Sink[Any], parts: Sequence[Mapping[str, Any]], count: StepCount) -> None:
+    """Raise if not every row that came to a sink is in one of its parts, each published once, and there.
+
+    A part is told by the sink's details() and its rows; those of old journals have none."""
+    rows = [part["rows"] for part in parts if "rows" in part]
+    if len(rows) == len(parts) and sum(rows) != count.rows_in:
+        raise AccountingError(f"sink {label!r} took {count.rows_in} rows, and {sum(rows)} are in its parts; {REPORT}")
+    paths = [part["path"] for part in parts if "path" in part]
+    if len(set(paths)) < len(paths):
+        raise AccountingError(f"sink {label!r}: {len(paths)} parts have {len(set(paths))} names; {REPORT}")
+    if parts and (gone := sink.missing(parts)):
+        raise OutputError(
+            f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are not there, such as {gone[0]}; was "
+            "something else at work there? leave the place alone and run again"
+        )
 
 
 def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
-    """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
-    prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
-    if isinstance(node.transform, Read) or prebatched:
+    """How many rows the steps before gave it, if that is known: batches are counted as their rows."""
+    if node.traits.source is not None or node.traits.takes_batches:
         return None
     given = [_rows_of(before, counts) for pcoll in node.inputs for before in _counted_before(pcoll)]
     known = [rows for rows in given if rows is not None]
@@ -51,18 +73,20 @@ def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
 def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int | None:
     producer = pcoll.producer
     count = counts.get(producer.label, StepCount())
-    if pcoll.tag == FAILURES:
+    failures = producer.outputs.keys() & producer.traits.failures  # these are counted apart
+    if pcoll.tag in failures and len(failures) == 1:
         return count.rows_failed
-    answers = isinstance(producer.transform, RunInference) and pcoll.tag == MAIN  # failures are counted apart
-    return count.rows_out if answers or len(producer.outputs.keys() - {FAILURES}) == 1 else None
+    if sum(count.tags.values()) == count.rows_out + count.rows_failed:  # counted one by one
+        return count.tags.get(pcoll.tag, 0) if len(producer.outputs) > 1 else count.rows_out
+    return count.rows_out if producer.outputs.keys() - failures == {pcoll.tag} else None
 
 
 def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
-    if is_counted(pcoll.producer):
+    if pcoll.producer.traits.is_counted:
         return [pcoll]
     return [counted for before in pcoll.producer.inputs for counted in _counted_before(before)]
 
 
 def _error(node: Node, what: str) -> AccountingError:
-    kind = "sink" if isinstance(node.transform, Write) else "step"
-    return AccountingError(f"{kind} {node.label!r} {what}. This is a defect of Penstock: please report it with the pipeline")
+    kind = "step" if node.traits.sink is None else "sink"
+    return AccountingError(f"{kind} {node.label!r} {what}; {REPORT}")

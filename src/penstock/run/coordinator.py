@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, WorkerDiedError
-from penstock.io.source import Read
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
@@ -35,7 +34,7 @@ from penstock.run.plan import Plan
 from penstock.run.protocol import Died, Done, Failed, FailedHere, Progress, Ready, Work
 from penstock.run.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
 from penstock.run.thresholds import Thresholds
-from penstock.steps.bundle import Key
+from penstock.steps.bundle import FinishedPart, Key
 from penstock.steps.stage import Outlet
 from penstock.transport.interpreters import describe_exit
 from penstock.transport.packing import dump_rows
@@ -61,7 +60,7 @@ class Tally:
 
     counts: dict[str, StepCount] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
-    parts: list[tuple[int, Any]] = field(default_factory=list)  # sink's node, token
+    parts: list[FinishedPart] = field(default_factory=list)
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
     stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
     stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process
@@ -137,11 +136,12 @@ class Coordinator:
         split = None
         if chunk is None:
             root = self._plan.stages[task.stage].roots[task.root]
-            assert isinstance(root.transform, Read)
+            source = root.traits.source
+            assert source is not None
             if self._commits is not None:
                 self._commits.split_begins(task)
             try:
-                split = dump_rows(root.transform.source.payload(task.payload))
+                split = dump_rows(source.payload(task.payload))
             except Exception as exc:
                 raise NotShippableError(
                     f"step {root.label!r}: rows cannot be sent to a worker "

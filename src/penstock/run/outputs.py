@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import OutputError
+from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
+from penstock.steps.bundle import FinishedPart
 
 if TYPE_CHECKING:
     from penstock.journal.commits import Commits
@@ -25,7 +28,7 @@ class Outputs(Protocol):
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
 
-    def check(self) -> None:
+    def check(self, tally: Tally) -> None:
         """All is done. Raise if it must not count."""
 
     def publish(self, tally: Tally) -> None:
@@ -43,9 +46,11 @@ class AtTheEnd:
 
     commits: Commits | None = None
 
-    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Iterable[str]) -> None:
+        """`sinks`: with their steps' labels, by node."""
         self._run = run
-        self._sinks = sinks
+        self._labels = {node: label for node, (label, _) in sinks.items()}
+        self._sinks = {node: sink for node, (_, sink) in sinks.items()}
         self._inputs = inputs
 
     def begin(self) -> Tally:
@@ -54,18 +59,22 @@ class AtTheEnd:
         check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
-    def check(self) -> None: ...
+    def check(self, tally: Tally) -> None:
+        tally.parts = unified(self._sinks, tally.parts)
 
     def publish(self, tally: Tally) -> None:
-        for done, (index, token) in enumerate(tally.parts):
+        for done, part in enumerate(tally.parts):
             try:
-                self._sinks[index].publish(token)
+                self._sinks[part.node].publish(part.token)
             except Exception as exc:
                 where = ", ".join(self.folders())
                 raise OutputError(
                     f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
+        for node, sink in self._sinks.items():
+            parts = [{**sink.details(part.token), "rows": part.rows} for part in tally.parts if part.node == node]
+            check_published(self._labels[node], sink, parts, tally.counts.get(self._labels[node], StepCount()))
         finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:
@@ -73,6 +82,23 @@ class AtTheEnd:
 
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+
+
+def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[FinishedPart]) -> list[FinishedPart]:
+    """Parts in the form that their sinks want them to have with those before."""
+    tokens = {
+        node: iter(_unified(sink, [part.token for part in parts if part.node == node])) for node, sink in sinks.items()
+    }
+    return [part._replace(token=next(tokens[part.node])) for part in parts]
+
+
+def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
+    try:
+        return sink.unify(tokens)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise OutputError(f"{sink.describe()}: {type(exc).__name__} while its parts were unified: {safe_str(exc)}") from exc
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -12,9 +13,10 @@ from penstock.engines.local.run import Run, labelled_sinks, sinks_of
 from penstock.errors import NotShippableError
 from penstock.io.source import Source
 from penstock.observe.result import RunResult
+from penstock.observe.summary import warnings
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import Graph
+from penstock.pipeline.pipeline import Graph, engine_override
 from penstock.rows import safe_str
 from penstock.run.coordinator import Tally
 from penstock.run.explain import explain
@@ -23,6 +25,9 @@ from penstock.run.plan import Plan, make_plan
 from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.steps.stage import Stage, Step
+from penstock.transport.packing import dump_step
+
+logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -35,6 +40,13 @@ class LocalEngine:
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+        result, rows = self._run(graph, options)
+        if engine_override.get() is None:  # the command line says it itself
+            for warning in warnings(result):
+                logger.warning(warning)
+        return result, rows
+
+    def _run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
         plan = make_plan(graph)
         if options.run_dir is not None:
             for sink in sinks_of(plan).values():
@@ -59,7 +71,7 @@ class LocalEngine:
             options=options,
         )
         result, tally = run.carry_out(
-            AtTheEnd(run.id, run.sinks, [file.path for source in sources for file in source.inputs()])
+            AtTheEnd(run.id, labelled_sinks(plan), [file.path for source in sources for file in source.inputs()])
         )
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
 
@@ -70,7 +82,7 @@ def _sources(plan: Plan, options: RunOptions) -> list[Source[Any]]:
         from penstock.journal.inputs import list_inputs
 
         return [each.source for each in list_inputs(plan, str(options.run_dir), ())]
-    return [read.source.among(read.source.inputs()) for _, _, _, read in plan.sources()]
+    return [source.among(source.inputs()) for _, _, _, source in plan.sources()]
 
 
 def _program(plan: Plan, stage: Stage) -> bytes:
@@ -84,14 +96,13 @@ def _program(plan: Plan, stage: Stage) -> bytes:
 
 def _pickled_step(step: Step) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(step.transform, protocol=5)
+        return dump_step(step.transform)
     except Exception as exc:
         raise NotShippableError(
             f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
             "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
             "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
         ) from exc
-    return data
 
 
 def _rows(tally: Tally, position: int) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engines.local.run import Run, sinks_of, terminable
+from penstock.engines.local.run import Run, labelled_sinks, sinks_of, terminable
 from penstock.errors import (
     EngineError,
     InputError,
@@ -116,8 +116,9 @@ class _Begun:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
                 commits = Commits(journal, self.by_node, session, digests, self.names, FileWatch(journal, self.inputs))
+                labels = [label for label, _ in labelled_sinks(self.plan).values()]
                 paths = [file.path for each in self.inputs for file in each.files]
-                result, _ = run.carry_out(SplitBySplit(commits, paths, lambda: self._check_files(digests)))
+                result, _ = run.carry_out(SplitBySplit(commits, labels, paths, lambda: self._check_files(digests)))
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:

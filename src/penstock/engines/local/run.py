@@ -17,8 +17,7 @@ from typing import Any
 from penstock.engines.local.inline import InlineWorkers
 from penstock.engines.local.processes import Guardian
 from penstock.engines.local.worker_processes import ProcessWorkers
-from penstock.inference.transform import RunInference
-from penstock.io.sink import Sink, Write
+from penstock.io.sink import Sink
 from penstock.models.rendezvous import end_hosts
 from penstock.observe.metrics import Metrics
 from penstock.observe.progress import Progress, StageProgress
@@ -26,7 +25,7 @@ from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
-from penstock.run.accounting import check_counts, is_counted
+from penstock.run.accounting import check_counts, check_read
 from penstock.run.coordinator import Coordinator, Tally
 from penstock.run.garbage import seldom_collected
 from penstock.run.outputs import Outputs
@@ -64,7 +63,8 @@ class Run:
                 before, rows_before = tally.splits, rows_read(tally.counts)
                 self._work(outputs, tally)
                 check_counts(self.graph, tally.counts)
-                outputs.check()
+                outputs.check(tally)
+                check_read(self.plan, tally.counts, self.pools.rows)
             except BaseException as exc:
                 outputs.abandon(exc)
                 raise
@@ -79,7 +79,7 @@ class Run:
         return RunResult(
             run=self.id,
             seconds=seconds,
-            counts={node.label: StepCount() for node in self.graph.nodes if is_counted(node)} | tally.counts,
+            counts={node.label: StepCount() for node in self.graph.nodes if node.traits.is_counted} | tally.counts,
             metrics=tally.metrics,
             outputs=[sink.describe() for sink in self.sinks.values()],
             splits=tally.splits,
@@ -137,11 +137,7 @@ class Run:
 
 def labelled_sinks(plan: Plan) -> dict[int, tuple[str, Sink[Any]]]:
     """The sinks of a plan, each with its step's label, by node."""
-    found = {}
-    for index, node in plan.sinks.items():
-        assert isinstance(node.transform, Write)
-        found[index] = (node.label, node.transform.sink)
-    return found
+    return {index: (node.label, sink) for index, node in plan.sinks.items() if (sink := node.traits.sink) is not None}
 
 
 def sinks_of(plan: Plan) -> dict[int, Sink[Any]]:
@@ -165,7 +161,7 @@ def _stage_lines(
         rows = tally.stage_rows.get(stage.index, 0)
         rows += sum(tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == stage.index)
         steps = stage.steps()
-        models = list(dict.fromkeys(step.label for step in steps if isinstance(step.transform, RunInference)))
+        models = list(dict.fromkeys(step.label for step in steps if step.traits.model is not None))
         sizes = [metrics.distribution("inference_request_batch_size", step=label) for label in models]
         batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
         from_source = any(root.transform is not None for root in stage.roots)
