@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.batcher import Batcher
+from penstock.batching import batcher
+from penstock.batching.batcher import SPARE, Batcher
 from penstock.batching.entry import Aim, Entry
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
@@ -203,19 +205,28 @@ class Run:
 
 
 @settings(max_examples=400)
-@given(limits=limits, own=limits, weighed=st.booleans(), operations=st.lists(operations, max_size=40))
+@given(
+    limits=limits,
+    own=limits,
+    weighed=st.booleans(),
+    operations=st.lists(operations, max_size=40),
+    spare=st.sampled_from([0, SPARE]),
+)
 @example(
     limits=BatchLimits(max_size=4, max_weight=5, weigh=len),
     own=BatchLimits(max_size=1),
     weighed=True,
+    spare=0,
     operations=[("add", [1, 6, 1], "x", False), ("take", 0.0, 0), ("discard", 1), ("flush", 0), ("add", [2], "x", False)],
 )
-def test_it_does_what_the_model_does_and_loses_nothing(limits, own, weighed, operations):
+def test_it_does_what_the_model_does_and_loses_nothing(limits, own, weighed, operations, spare):
     run = Run(limits, own, weighed)
-    for operation in operations:
-        run.apply(operation)
-    while run.take(flush=True):
-        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batcher, "SPARE", spare)  # with 0, groups are forgotten as soon as most of them are used up
+        for operation in operations:
+            run.apply(operation)
+        while run.take(flush=True):
+            pass
     run.check_deadline()
     assert run.batcher.waiting == 0
     assert run.batcher.deadline() is None
@@ -314,6 +325,22 @@ def test_rows_that_have_left_do_not_weigh_after_a_discard():
     batcher.discard("other")
     assert taken(batcher) is None
     assert taken(batcher, flush=True) == [("kept", 1, 3)]
+
+
+class Key:
+    """A group whose end can be seen."""
+
+
+def test_groups_whose_rows_have_left_are_forgotten():
+    batcher, alive = batcher_of(max_size=2), weakref.WeakSet()
+    batcher.add(Entry("old", 1, group="waits all the time"), 0.0)
+    for number in range(10 * SPARE):
+        alive.add(key := Key())
+        batcher.add(Entry(number, 2, group=key), 1.0)
+        assert taken(batcher, 1.0) == [(number, 0, 2)]
+        del key
+    assert len(alive) <= 2 * SPARE
+    assert taken(batcher, 1.0, flush=True) == [("old", 0, 1)]
 
 
 def test_the_group_whose_oldest_row_is_oldest_goes_first():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.batching.entry import LOOKAHEAD, Aim, Entry, Span
@@ -12,6 +12,8 @@ from penstock.batching.lengths import LengthGroup
 from penstock.batching.limits import BatchLimits
 
 T = TypeVar("T")
+
+SPARE = 64  # groups without rows that are remembered, at least
 
 _Age: TypeAlias = tuple[float, int]  # when the oldest row of a group came in; of equals, the group that began first
 
@@ -36,6 +38,7 @@ class Batcher(Generic[T]):
         self._full: list[_Place[T]] = []  # groups that are full for some copy, and some that no longer are
         self._lines: dict[Hashable, set[_Line[T]]] = {}  # by owner: where rows of its own may wait
         self._begun = 0  # groups
+        self._used_up = 0  # of them, that are remembered
         first = Aim(limits.most_rows, limits.max_padded_cost, limits.lookahead_rows or LOOKAHEAD[0])
         self.register(None, limits, [aim or first])
 
@@ -70,7 +73,9 @@ class Batcher(Generic[T]):
         if line is None:
             line = model.lines[key] = _Line(key, model, _Group() if entry.lengths is None else LengthGroup())
             heappush(self._ages[model.limits.max_wait], ((now, self._begun + 1), line))
+            self._used_up += 1
         if not line.group.rows:
+            self._used_up -= 1
             self._begun += 1
             line.age = now, self._begun
         line.group.add(entry)
@@ -98,7 +103,7 @@ class Batcher(Generic[T]):
             return None
         before = line.group.rows
         spans = line.group.cut(line.model.limits, line.model.aims[copy], due=line.is_due(now))
-        self.waiting -= before - line.grown_older()
+        self._shrank(line, before)
         return spans
 
     def oldest(self) -> float | None:
@@ -125,10 +130,29 @@ class Batcher(Generic[T]):
         for line in self._lines.pop(owner, ()):
             before = line.group.rows
             line.group.discard(owner)
-            self.waiting -= before - line.grown_older()
+            self._shrank(line, before)
 
     # A place in a heap is never moved when rows leave: an age only grows, so what is first is put right when it is asked
-    # for. A group is in each heap once at most.
+    # for. A group is in each heap once at most, and in that of its age until it is forgotten.
+
+    def _shrank(self, line: _Line[T], before: int) -> None:
+        """Rows of a group have left."""
+        self.waiting -= before - line.group.rows
+        if line.group.rows:
+            line.age = line.group.oldest, line.age[1]
+        elif before:
+            self._used_up += 1
+            if self._used_up > SPARE and 2 * self._used_up > sum(map(len, self._ages.values())):
+                self._forget_used_up()
+
+    def _forget_used_up(self) -> None:
+        for heap in self._ages.values():
+            for _, line in heap:
+                if not line.group.rows:
+                    del line.model.lines[line.key]
+            heap[:] = [place for place in heap if place[1].group.rows]
+            heapify(heap)
+        self._used_up = 0
 
     def _first(self, heap: list[_Place[T]]) -> _Line[T] | None:
         """The group whose oldest row is oldest."""
@@ -137,6 +161,7 @@ class Batcher(Generic[T]):
             if not line.group.rows:
                 heappop(heap)
                 del line.model.lines[line.key]
+                self._used_up -= 1
             elif age != line.age:
                 heapreplace(heap, (line.age, line))
             else:
@@ -200,12 +225,6 @@ class _Line(Generic[T]):
         self.group = group
         self.age: _Age = (0.0, 0)  # while there are rows
         self.listed = False  # among the full ones
-
-    def grown_older(self) -> int:
-        """Rows have left: how many are there."""
-        if self.group.rows:
-            self.age = self.group.oldest, self.age[1]
-        return self.group.rows
 
     def is_full(self) -> bool:
         """For one of the copies at least."""
