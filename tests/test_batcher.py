@@ -31,6 +31,7 @@ operations = st.one_of(
     st.tuples(st.just("take"), st.sampled_from([0.0, 0.25, 1.0]), copies),
     st.just(("take at the deadline",)),
     st.tuples(st.just("flush"), copies),
+    st.tuples(st.just("linger"), st.sampled_from([0.0, 0.5, 2.0]), copies),
     st.tuples(st.just("aim"), st.integers(1, 6), copies, st.sampled_from(["own", None])),
     st.tuples(st.just("discard"), st.integers(0, 4)),
 )
@@ -90,13 +91,13 @@ class Model:
         heavy = self.weighed and most is not None and sum(r.weight for r in rows) >= most
         return heavy or len(rows) >= self.aims[model_of(group), copy]
 
-    def is_due(self, group, rows, now):
+    def is_due(self, group, rows, now, linger):
         wait = self.limits_of(group).max_wait
-        return wait is not None and now >= rows[0].arrived + wait
+        return now >= rows[0].arrived + (linger if wait is None else wait)
 
-    def may_leave(self, now, flush, copy):
+    def may_leave(self, now, flush, linger, copy):
         every = self.groups.items()
-        return [g for g, rows in every if flush or self.is_full(g, rows, copy) or self.is_due(g, rows, now)]
+        return [g for g, rows in every if flush or self.is_full(g, rows, copy) or self.is_due(g, rows, now, linger)]
 
     def remove(self, group, batch):
         del self.groups[group][: len(batch)]
@@ -136,10 +137,10 @@ class Run:
         self.batcher.add(entry, self.now)
         self.model.add(number, weights, group, alone, self.now)
 
-    def take(self, flush=False, copy=0):
+    def take(self, flush=False, linger=math.inf, copy=0):
         """One take(), compared with the model. Whether a batch came."""
-        spans = self.batcher.take(self.now, flush=flush, copy=copy)
-        ready = self.model.may_leave(self.now, flush, copy)
+        spans = self.batcher.take(self.now, flush=flush, linger=linger, copy=copy)
+        ready = self.model.may_leave(self.now, flush, linger, copy)
         if spans is None:
             assert not self.model.alone
             assert not ready, f"{ready} could leave, but nothing was taken"
@@ -176,8 +177,8 @@ class Run:
         waits = [(self.model.limits_of(g).max_wait, rows[0].arrived) for g, rows in self.model.groups.items()]
         deadline = min((arrived + wait for wait, arrived in waits if wait is not None), default=None)
         assert self.batcher.deadline() == deadline
-        whole = [rows[0].arrived for rows in self.model.alone[:1]]
-        assert self.batcher.oldest() == min([*whole, *(arrived for wait, arrived in waits if wait is None)], default=None)
+        lingers = min((arrived + (0.5 if wait is None else wait) for wait, arrived in waits), default=None)
+        assert self.batcher.deadline(0.5) == lingers
         assert self.batcher.waiting == self.model.waiting
 
     def apply(self, operation):
@@ -189,6 +190,8 @@ class Run:
             self.take(copy=args[1])
         elif name == "flush":
             self.take(flush=True, copy=args[0])
+        elif name == "linger":
+            self.take(linger=args[0], copy=args[1])
         elif name == "aim":
             rows, copy, model = args
             self.batcher.set_aim(Aim(rows), model, copy)

@@ -276,6 +276,17 @@ def test_each_model_has_limits_of_its_own():
     assert taken(front, 6.0) is None
 
 
+def test_rows_that_linger_take_no_others_along_that_have_their_time():
+    front = front_of(1, 2)
+    front.register("timed", BatchLimits(max_size=4, max_wait=5.0))
+    add(front, "t", 1, model="timed")
+    add(front, "a", 1, now=1.0)
+    front.waits(1)
+    assert taken(front, 1.5) == "a"
+    assert taken(front, 1.5) is None
+    assert front.next_time() == 5.0
+
+
 def test_copies_and_models_learn_by_themselves():
     front = front_of(1, copies=2)
     front.register("other", BatchLimits(max_size=4))

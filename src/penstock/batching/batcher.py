@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
@@ -86,8 +87,9 @@ class Batcher(Generic[T]):
         if not line.listed:
             self._list_if_full(line)
 
-    def take(self, now: float, *, flush: bool = False, copy: int = 0) -> list[Span[T]] | None:
-        """The next batch for this copy if one is full or due, or with `flush` whatever waits longest."""
+    def take(self, now: float, *, flush: bool = False, linger: float = math.inf, copy: int = 0) -> list[Span[T]] | None:
+        """The next batch for this copy if one is full or due, or with `flush` whatever waits longest. `linger`: seconds
+        after which rows leave, too, that have no max_wait."""
         if self._alone:
             entry = self._alone.popleft()
             entry.taken = entry.size
@@ -95,10 +97,12 @@ class Batcher(Generic[T]):
             return [Span(entry, 0, entry.size)]
         line = self._first_full(copy)
         for wait, heap in self._ages.items():
-            if heap and (flush or wait is not None):
-                other = self._first(heap)
-                if other is not None and (flush or other.is_due(now)) and (line is None or other.age < line.age):
-                    line = other
+            longest = linger if wait is None else wait
+            other = self._first(heap) if flush or longest < math.inf else None
+            if other is None or (line is not None and line.age <= other.age):
+                continue
+            if flush or now >= other.age[0] + longest:
+                line = other
         if line is None:
             return None
         before = line.group.rows
@@ -106,20 +110,13 @@ class Batcher(Generic[T]):
         self._shrank(line, before)
         return spans
 
-    def oldest(self) -> float | None:
-        """When the row came in that has waited longest, of those that may wait without end."""
-        alone = self._alone[0].arrived if self._alone else None
-        line = self._first(self._ages[None]) if None in self._ages else None
-        if line is None or alone is None:
-            return alone if line is None else line.age[0]
-        return min(alone, line.age[0])
-
-    def deadline(self) -> float | None:
+    def deadline(self, linger: float = math.inf) -> float | None:
         """When the oldest row will have waited long enough: the time to ask again."""
         times = []
         for wait, heap in self._ages.items():
-            if wait is not None and (line := self._first(heap)) is not None:
-                times.append(line.age[0] + wait)
+            longest = linger if wait is None else wait
+            if longest < math.inf and (line := self._first(heap)) is not None:
+                times.append(line.age[0] + longest)
         return min(times, default=None)
 
     def discard(self, owner: Hashable) -> None:

@@ -95,24 +95,20 @@ class Front(Generic[T]):
     def take(self, now: float, *, idle: bool, copy: int = 0) -> tuple[list[Span[T]], Aim] | None:
         """The next batch for a copy, if one may leave: any if it is idle, else a full one; and the aim it was cut for."""
         if idle:
-            flush = len(self._waiting) == len(self.lanes) or now >= self._lingers_until()
-            spans = self._batcher.take(now, flush=flush, copy=copy)
+            nobody_can_add = len(self._waiting) == len(self.lanes)
+            spans = self._batcher.take(now, flush=nobody_can_add, linger=self._linger(), copy=copy)
         else:
             spans = self._batcher.take(-math.inf, copy=copy)
         return None if spans is None else (spans, self._batcher.aim_of(spans[0].entry.model, copy))
 
     def next_time(self) -> float | None:
         """When an idle copy should ask again, if nothing happens before; None: not before something does."""
-        deadline, until = self._batcher.deadline(), self._lingers_until()
-        if deadline is None:
-            return None if until == math.inf else until
-        return min(deadline, until)
+        return self._batcher.deadline(self._linger())
 
-    def _lingers_until(self) -> float:
-        """When the oldest row without a deadline has waited long enough for others."""
-        oldest = self._batcher.oldest() if self._eager or self._waiting else None
+    def _linger(self) -> float:
+        """How long rows without a deadline wait for others."""
         least, most = LINGER
-        return math.inf if oldest is None else oldest + min(most, max(least, self._seconds))
+        return min(most, max(least, self._seconds)) if self._eager or self._waiting else math.inf
 
     # What is learned.
 
