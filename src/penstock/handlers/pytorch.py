@@ -19,6 +19,7 @@ except ModuleNotFoundError as exc:
 from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
 from penstock.handlers.pytorch_running import Move, run_on
 from penstock.inference.handler import ModelHandler
+from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
 
 ExampleT = TypeVar("ExampleT")
@@ -247,6 +248,11 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
                 ".with_preprocess_fn(lambda row: torch.tensor(...)), or with a ps.Map before the model"
             )
 
+    def changes_rows(self) -> bool:
+        """Not where all it does with them is to stack them."""
+        plain = type(self).run_inference is _PytorchModelHandler.run_inference
+        return not (plain and self._inference_fn is self._default_inference_fn)
+
     def prepares_ahead(self) -> bool:
         on_gpu = self._device.startswith("cuda") and torch.cuda.is_available()
         return on_gpu and self._inference_fn is self._default_inference_fn
@@ -255,7 +261,7 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
 
     def model_id(self) -> str:
-        return self._source.path
+        return without_secrets(self._source.path)
 
     def model_files(self) -> Sequence[str]:
         return (self._source.path,)

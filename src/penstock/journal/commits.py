@@ -20,7 +20,6 @@ from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
-from penstock.journal.file_changes import FileWatch
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
 from penstock.observe.metrics import Metrics
@@ -28,8 +27,9 @@ from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
+from penstock.run.file_changes import FileWatch, Input
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
-from penstock.run.outputs import check_not_read, finish, unified
+from penstock.run.outputs import check_not_read, finish, own_folders, unified
 from penstock.run.schedule import Task
 from penstock.steps.bundle import BundleResult, FinishedPart
 
@@ -55,7 +55,6 @@ class Commits:
         session: int,
         digests: Digests,
         names: Mapping[str, str],
-        watch: FileWatch,
     ) -> None:
         self.attempts_before = session * ATTEMPTS_OF_A_SESSION
         self.journal = journal
@@ -64,13 +63,8 @@ class Commits:
         self.names = names  # that the journal has for steps, by label
         self.hold = False  # publish nothing before the end
         self._digests = digests
-        self._watch = watch
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
-
-    def split_begins(self, task: Task) -> None:
-        """A split of a source is about to be read."""
-        self._watch.begin(task.origin, task.payload)
 
     def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
         """A bundle is done, and has led to `fed` more of them."""
@@ -92,8 +86,6 @@ class Commits:
             for split, flow in self._complete
         ]
         self._digests.store()
-        for split, _, _ in splits:
-            self._watch.end(split)
         self._complete = []
         self.journal.prepare(splits)
         if not self.hold:
@@ -144,8 +136,16 @@ class Commits:
 class SplitBySplit:
     """Parts are published as their splits are done, and what is prepared outlives this process."""
 
-    def __init__(self, commits: Commits, labels: Sequence[str], inputs: Iterable[str], check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        commits: Commits,
+        labels: Sequence[str],
+        files: FileWatch,
+        inputs: Sequence[Input],
+        check: Callable[[], None],
+    ) -> None:
         self.commits = commits
+        self.files = files
         self._labels = labels  # of the sinks' steps
         self._inputs = inputs
         self._check = check  # called when all splits are done, before the run is: may raise
@@ -191,7 +191,8 @@ class SplitBySplit:
             for sink in self._sinks:
                 sink.clean(run)
         for aside in self._journal.fact("earlier_asides") or ():  # of sinks that this run does not have, too
-            shutil.rmtree(aside, ignore_errors=True)
+            if any(run in aside for run in self._journal.fact("earlier_runs") or ()):
+                shutil.rmtree(aside, ignore_errors=True)
         self._clean()
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks:
@@ -199,7 +200,7 @@ class SplitBySplit:
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
         check_not_read(self._sinks, self._inputs)
         hold = any(sink.replaced() for sink in self._sinks)
-        asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
+        asides = own_folders(self._sinks, self._run)
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
     def _resume(self, notes: Sequence[Any]) -> None:

@@ -10,8 +10,9 @@
            |  chunks for the next stage ---------+--- chunks for collect() ---> rows, in the order of their keys
            |                                     '--- parts (aside) -----------> published when the whole run is done;
                                                         with a journal, when all that a source's split became is done:
-                                                        prepared -> published -> done (commits.py), while workers work;
-                                                        its files are looked at before it is assigned and prepared
+                                                        prepared -> published -> done (commits.py), while workers work
+
+The files of a source's split are looked at before it is assigned and when it is done (file_changes.py).
 
 The loop blocks in one place, workers.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
 without a trace and runs again.
@@ -25,11 +26,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.blocks import rows_of
-from penstock.errors import EngineError, NotShippableError, WorkerDiedError
+from penstock.errors import EngineError, NotShippableError, PenstockError, WorkerDiedError
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.chunks import Chunk
+from penstock.run.file_changes import FileWatch
 from penstock.run.plan import Plan
 from penstock.run.protocol import Died, Done, Failed, FailedHere, Progress, Ready, Work
 from penstock.run.schedule import Assign, Scheduler, StartWorker, StopWorker, Task
@@ -80,10 +82,12 @@ class Coordinator:
         workers: Workers,
         few_splits: Collection[int],
         tally: Tally,
+        files: FileWatch,
         watch: Callable[[Tally, Mapping[int, Task]], None] | None = None,
         commits: Commits | None = None,
     ) -> None:
         self.tally = tally
+        self._files = files
         self._run = run
         self._commits = commits
         self._plan = plan
@@ -138,8 +142,7 @@ class Coordinator:
             root = self._plan.stages[task.stage].roots[task.root]
             source = root.traits.source
             assert source is not None
-            if self._commits is not None:
-                self._commits.split_begins(task)
+            self._files.begin(task.origin, task.payload)
             try:
                 split = dump_rows(source.payload(task.payload))
             except Exception as exc:
@@ -171,6 +174,8 @@ class Coordinator:
     def _done(self, worker: int, done: Done) -> None:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
+        if not isinstance(task.payload, Chunk):
+            self._files.end(task.origin)
         self.tally.splits += 1
         self.tally.stage_splits[task.stage] = self.tally.stage_splits.get(task.stage, 0) + 1
         for label, count in done.result.counts.items():
@@ -206,9 +211,16 @@ class Coordinator:
     def _failed(self, worker: int, failed: Failed | FailedHere) -> None:
         here = isinstance(failed, FailedHere)
         may_pass = failed.may_pass if isinstance(failed, FailedHere) else failed.error.may_pass
-        self._forget(self._running[failed.task])
+        task = self._running[failed.task]
+        self._forget(task)
         if not self._scheduler.task_failed(worker, failed.task, time.monotonic(), may_pass=may_pass):
-            raise failed.exception if here else failed.error.error()  # type: ignore[union-attr]
+            error: BaseException = failed.exception if here else failed.error.error()  # type: ignore[union-attr]
+            try:
+                if not isinstance(task.payload, Chunk):
+                    self._files.end(task.origin)  # if its file was changed, that is why it could not be read
+            except PenstockError as changed:
+                raise changed from error
+            raise error
 
     def _died(self, worker: int, died: Died) -> None:
         how = describe_exit(died.exit_code)

@@ -12,6 +12,7 @@ from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
 from penstock.run.coordinator import Tally
+from penstock.run.file_changes import FileWatch, Input
 from penstock.steps.bundle import FinishedPart
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class Outputs(Protocol):
     @property
     def commits(self) -> Commits | None:
         """What the coordinator commits splits to, after begin()."""
+
+    @property
+    def files(self) -> FileWatch:
+        """What the coordinator tells when a split of a source begins to be read, and when it has been."""
 
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
@@ -46,8 +51,9 @@ class AtTheEnd:
 
     commits: Commits | None = None
 
-    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Sequence[Input]) -> None:
         """`sinks`: with their steps' labels, by node."""
+        self.files = FileWatch(inputs)
         self._run = run
         self._labels = {node: label for node, (label, _) in sinks.items()}
         self._sinks = {node: sink for node, (_, sink) in sinks.items()}
@@ -60,6 +66,7 @@ class AtTheEnd:
         return Tally()
 
     def check(self, tally: Tally) -> None:
+        self.files.finish()
         tally.parts = unified(self._sinks, tally.parts)
 
     def publish(self, tally: Tally) -> None:
@@ -81,7 +88,7 @@ class AtTheEnd:
         finish(self._run, self._sinks.values(), published=False, error=error)
 
     def folders(self) -> list[str]:
-        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+        return own_folders(self._sinks.values(), self._run)
 
 
 def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[FinishedPart]) -> list[FinishedPart]:
@@ -101,11 +108,17 @@ def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
         raise OutputError(f"{sink.describe()}: {type(exc).__name__} while its parts were unified: {safe_str(exc)}") from exc
 
 
-def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
+def own_folders(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
+    """The folders aside of a run that may be removed: those with its id in their path. Others were not made for it."""
+    return [folder for sink in sinks for folder in sink.aside(run) if run in folder]
+
+
+def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[Input]) -> None:
     """Raise OutputError if a sink would replace what the pipeline reads."""
     real_folder.cache_clear()
     replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
-    if replaced and (read := sorted(place for path in inputs if (place := place_of(path)) in replaced)):
+    places = (place_of(file.path) for each in inputs for file in each.files) if replaced else ()
+    if read := sorted(place for place in places if place in replaced):
         raise OutputError(
             f"{replaced[read[0]].describe()}: would replace {len(read)} file(s) that this pipeline reads, such as {read[0]}"
             "; write to another folder"

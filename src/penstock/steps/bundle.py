@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from penstock.blocks import Block, is_table, row_count
+from penstock.blocks import Block, row_count
 from penstock.errors import (
     AccountingError,
     InputError,
@@ -25,13 +25,17 @@ from penstock.errors import (
     StepError,
     TransientError,
 )
+from penstock.forks import end_if_forked
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
-from penstock.io.sink import Part, Sink, Writer
+from penstock.io.files import hiding_secrets, open_cause, without_secrets
+from penstock.io.sink import Part, Sink, Writer, part_name
+from penstock.io.source import FileSource
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
-from penstock.rows import safe_str
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, safe_str
 from penstock.steps.bundle_progress import Line
 from penstock.steps.inference_operator import InferenceOperator
 from penstock.steps.operator import Emit, Operator
@@ -126,6 +130,8 @@ class StageRunner:
             for operator in operators:
                 operator.finish()
         except BaseException as exc:
+            for operator in operators:
+                end_if_forked(operator.process, operator.label)  # what is half done is not the child's to undo
             for operator in operators:
                 operator.abort()
             if isinstance(exc, RefusedError):
@@ -266,8 +272,8 @@ class SinkOperator(Operator):
 
     def _open(self) -> Writer[Any]:
         assert self.work is not None
-        name = "-".join(f"{number:05d}" for number in (*self.outlet.path, *self.work.key))
         work = self.work
+        name = part_name((*self.outlet.path, *work.key))
         return self._sink.open(Part(run=work.run, name=name, attempt=work.attempt, journaled=work.journaled))
 
 
@@ -278,10 +284,14 @@ def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
     except PenstockError:
         raise
     except PermissionError as exc:
-        raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {exc}") from exc
+        raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {without_secrets(str(exc))}") from open_cause(
+            exc
+        )
     except OSError as exc:
-        raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {type(exc).__name__}: {exc}") from exc
-    except Exception as exc:
+        told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
+        raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {told}") from open_cause(exc)
+    except BaseException as exc:
+        let_through(exc)
         raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
 
 
@@ -315,21 +325,26 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
         return
     source = transform.traits().source
     split = load_copy(work.split, label)
+    paths = source.paths_of(split) if isinstance(source, FileSource) else ()
     blocks: Iterator[Any] | None = None
     while True:
         try:
-            blocks = iter(source.read(split)) if blocks is None else blocks
-            block = _as_block(next(blocks))
+            with hiding_secrets(paths):
+                blocks = iter(source.read(split)) if blocks is None else blocks
+                block = _as_block(next(blocks))
         except StopIteration:
             return
         except PenstockError:
             raise
         except (FileNotFoundError, PermissionError) as exc:
-            raise InputError(f"step {label!r}: {exc}") from exc
+            raise InputError(f"step {label!r}: {without_secrets(str(exc))}") from open_cause(exc)
         except OSError as exc:
-            raise TransientError(f"step {label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
-        except Exception as exc:
-            raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
+            told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
+            raise TransientError(f"step {label!r}: reading failed: {told}") from open_cause(exc)
+        except BaseException as exc:
+            let_through(exc)
+            told = without_secrets(safe_str(exc))
+            raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {told}") from open_cause(exc)
         yield block
 
 
@@ -349,25 +364,28 @@ def _as_block(block: Any) -> Block:
 
 
 class Fan:
-    """One emit for several consumers; each gets a list of its own, because user code may change what it is given."""
+    """One emit for several consumers; each gets rows of its own, because user code may change what it is given."""
 
     def __init__(self, ships: list[ShipOperator], others: list[Emit]) -> None:
         self._ships = ships
         self._others = others
-        self._alone = len(ships) + len(others) == 1
 
     @property
     def packs(self) -> bool:
         return any(ship.is_packing for ship in self._ships)
 
     def __call__(self, block: Block) -> None:
+        left = len(self._ships) + len(self._others)
         for ship in self._ships:
+            left -= 1
             try:
-                ship.push(self._own(block))
+                ship.push(self._own(block) if left and not ship.is_packing else block)
             except NotShippableError as exc:
                 raise RefusedError(str(exc), block) from exc.__cause__
         for emit in self._others:
-            emit(self._own(block))
+            left -= 1
+            emit(self._own(block) if left else block)
 
     def _own(self, block: Block) -> Block:
-        return block if self._alone or is_table(block) else list(block)
+        own = own_rows(block)
+        return list(block) if own is block and isinstance(block, list) else own

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from typing import Any
 
 import cloudpickle
 
 from penstock.engines.local.run import Run, labelled_sinks, sinks_of
 from penstock.errors import NotShippableError
-from penstock.io.source import Source
 from penstock.observe.result import RunResult
 from penstock.observe.summary import warnings
 from penstock.options import ASIDE, RunOptions
@@ -20,6 +20,7 @@ from penstock.pipeline.pipeline import Graph, engine_override
 from penstock.rows import safe_str
 from penstock.run.coordinator import Tally
 from penstock.run.explain import explain
+from penstock.run.file_changes import Input
 from penstock.run.outputs import AtTheEnd
 from penstock.run.plan import Plan, make_plan
 from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
@@ -36,7 +37,7 @@ class LocalEngine:
     def explain(self, graph: Graph, options: RunOptions) -> str:
         plan = make_plan(graph)
         machine = Machine.here()
-        pools = choose_pools(plan, options, machine, count_rows(_sources(plan, options)))
+        pools = choose_pools(plan, options, machine, count_rows(each.source for each in _inputs(plan, options)))
         return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
 
     def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
@@ -51,15 +52,17 @@ class LocalEngine:
         if options.run_dir is not None:
             for sink in sinks_of(plan).values():
                 sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
+        if "__mp_main__" in sys.modules:  # the user's script, in a process that multiprocessing spawned: no worker has it
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         programs = {stage.index: _program(plan, stage) for stage in plan.stages}
         if options.run_dir is not None:
             from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load
 
             return run_journaled(graph, plan, programs, options), {}
-        sources = _sources(plan, options)
-        pools = choose_pools(plan, options, Machine.here(), count_rows(sources))
+        inputs = _inputs(plan, options)
+        pools = choose_pools(plan, options, Machine.here(), count_rows(each.source for each in inputs))
         goals = split_goals(plan, pools)
-        splits = [split for i, source in enumerate(sources) for split in cut(source, i, goals[i])]
+        splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
         run = Run(
             id=secrets.token_hex(8),
             graph=graph,
@@ -70,19 +73,18 @@ class LocalEngine:
             few=few_splits(plan, pools, options, splits),
             options=options,
         )
-        result, tally = run.carry_out(
-            AtTheEnd(run.id, labelled_sinks(plan), [file.path for source in sources for file in source.inputs()])
-        )
+        result, tally = run.carry_out(AtTheEnd(run.id, labelled_sinks(plan), inputs))
         return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
 
 
-def _sources(plan: Plan, options: RunOptions) -> list[Source[Any]]:
+def _inputs(plan: Plan, options: RunOptions) -> list[Input]:
     """The sources of a plan, each with its inputs listed once."""
     if options.run_dir is not None:
         from penstock.journal.inputs import list_inputs
 
-        return [each.source for each in list_inputs(plan, str(options.run_dir), ())]
-    return [source.among(source.inputs()) for _, _, _, source in plan.sources()]
+        return list_inputs(plan, str(options.run_dir), ())
+    found = [(step.label, source, source.inputs()) for _, _, step, source in plan.sources()]
+    return [Input(label, source.among(files), files) for label, source, files in found]
 
 
 def _program(plan: Plan, stage: Stage) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
+from penstock.rows import let_through
 from penstock.run.chunks import Cutter, KeptShipment, PackedShipment
 from penstock.run.execute import Executor
 from penstock.run.protocol import Done, FailedHere, Progress, Ready, Work
@@ -99,8 +100,7 @@ class InlineWorkers:
             for _, shipment in shipments:
                 if isinstance(shipment, PackedShipment):
                     shipment.discard()
-            if not isinstance(exc, (Exception, SystemExit)):
-                raise  # Ctrl-C, or the end of the run
+            let_through(exc)  # Ctrl-C, or the end of the run
             return FailedHere(work.task, as_penstock_error(exc))
         shipped = [(outlet, shipment.chunks) for outlet, shipment in shipments]
         return Done(work.task, result, shipped, self._sessions.drain_metrics())

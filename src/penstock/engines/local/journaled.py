@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engines.local.run import Run, labelled_sinks, sinks_of, terminable
+from penstock.engines.local.run import Run, labelled_sinks, sinks_of, stoppable
 from penstock.errors import (
     EngineError,
     InputError,
@@ -24,12 +25,18 @@ from penstock.io.source import SplitGoal
 from penstock.journal.commits import Commits, SplitBySplit, tally_of
 from penstock.journal.digests import Digests
 from penstock.journal.errors import KEPT
-from penstock.journal.file_changes import FileWatch
 from penstock.journal.identity import describe_run, stable_names
-from penstock.journal.inputs import Input, list_inputs, model_files, written_by
+from penstock.journal.inputs import list_inputs, model_files, written_by
 from penstock.journal.journal import Journal
 from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
-from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
+from penstock.journal.resuming import (
+    check_same_run,
+    check_still_same,
+    find_new_files,
+    fixed_by,
+    order_of,
+    refuse_changed_input,
+)
 from penstock.journal.run_dir import RunDir
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.result import RunResult
@@ -37,6 +44,7 @@ from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
 from penstock.run.explain import explain
+from penstock.run.file_changes import FileWatch, Input
 from penstock.run.plan import Plan
 from penstock.run.pools import Machine, Pools, choose_pools, count_rows, surroundings
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
@@ -48,7 +56,7 @@ def run_journaled(graph: Graph, plan: Plan, programs: Mapping[int, bytes], optio
         raise UsageError(
             "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
         )
-    with terminable(), RunDir(str(options.run_dir)) as folder:
+    with stoppable(), RunDir(str(options.run_dir)) as folder:
         begun = _Begun(folder, graph, plan, options)
         try:
             return begun.go_on(programs)
@@ -115,10 +123,11 @@ class _Begun:
         try:
             self._describe(pools)
             with Digests(journal, self.options) as digests:
-                commits = Commits(journal, self.by_node, session, digests, self.names, FileWatch(journal, self.inputs))
+                commits = Commits(journal, self.by_node, session, digests, self.names)
+                files = FileWatch(self.inputs, lambda *found: refuse_changed_input(journal, digests, *found))
                 labels = [label for label, _ in labelled_sinks(self.plan).values()]
-                paths = [file.path for each in self.inputs for file in each.files]
-                result, _ = run.carry_out(SplitBySplit(commits, labels, paths, lambda: self._check_files(digests)))
+                outputs = SplitBySplit(commits, labels, files, self.inputs, lambda: self._check_files(digests))
+                result, _ = run.carry_out(outputs)
             journal.finish(session, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:
@@ -153,7 +162,8 @@ class _Begun:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) else "stopped"
-        text = f"{type(exc).__name__.lstrip('_')}: {safe_str(exc)}".removesuffix(": ")
+        kind = type(exc).__name__.lstrip("_")
+        text = f"{_without_rows(exc, kind)}\n{kind}: {safe_str(exc)}".removesuffix(": ")
         text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
         try:
             if not self.journal.was_begun and not self.journal.fact("earlier_runs"):
@@ -266,6 +276,13 @@ class _Begun:
             source = self.inputs[position].source.only([file.path for file in files])
             splits = cut(source, position, goals[position], journal.next_number(position))
             journal.add_splits(splits, self.inputs[position].step, files)
+
+
+def _without_rows(exc: BaseException, kind: str) -> str:
+    """An error for the manifest, in a line: its type, its step, and the type of what led to it. Messages may show rows."""
+    step = re.match(r"step ('[^'\n]*'|\"[^\"\n]*\")", safe_str(exc))
+    told = [kind, *([step[0]] if step else []), *([type(exc.__cause__).__name__] if exc.__cause__ else [])]
+    return ": ".join(told)
 
 
 def _facts_of(found: Journal | None) -> dict[str, Any]:
