@@ -1,16 +1,18 @@
-"""The batcher against a model of it: a queue of rows for each group, cut greedily."""
+"""The batcher against a model of it: a queue of rows for each group, all of them looked at each time, cut greedily."""
 
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batching.batcher import Batcher
-from penstock.batching.entry import Entry
+from penstock.batching import batcher
+from penstock.batching.batcher import SPARE, Batcher
+from penstock.batching.entry import Aim, Entry
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 
@@ -19,15 +21,18 @@ from penstock.errors import UsageError
 adds = st.tuples(
     st.just("add"),
     st.lists(st.integers(0, 6), max_size=7),  # the weights of its rows, and so their number
-    st.sampled_from(["x", "y", None]),
+    st.sampled_from(["x", "y", "z", None]),  # the last two wait for a model with limits of its own
     st.sampled_from([False, False, False, True]),
 )
+copies = st.integers(0, 1)
 operations = st.one_of(
     adds,
     adds,
-    st.tuples(st.just("take"), st.sampled_from([0.0, 0.25, 1.0])),
+    st.tuples(st.just("take"), st.sampled_from([0.0, 0.25, 1.0]), copies),
     st.just(("take at the deadline",)),
-    st.just(("flush",)),
+    st.tuples(st.just("flush"), copies),
+    st.tuples(st.just("linger"), st.sampled_from([0.0, 0.5, 2.0]), copies),
+    st.tuples(st.just("aim"), st.integers(1, 6), copies, st.sampled_from(["own", None])),
     st.tuples(st.just("discard"), st.integers(0, 4)),
 )
 limits = st.builds(
@@ -51,8 +56,9 @@ class Row:
 class Model:
     """What the batcher should do, told the slow way."""
 
-    limits: BatchLimits
+    limits: dict[object, BatchLimits]  # by model
     weighed: bool
+    aims: dict[object, int] = field(default_factory=dict)  # by model and copy
     groups: dict[object, list[Row]] = field(default_factory=dict)
     alone: list[list[Row]] = field(default_factory=list)
 
@@ -63,26 +69,35 @@ class Model:
         elif rows:
             self.groups.setdefault(group, []).extend(rows)
 
-    def cut(self, group):
+    def limits_of(self, group):
+        return self.limits[model_of(group)]
+
+    def cut(self, group, copy):
         """The longest run of rows from the head of the group that is within the limits, but at least one row. What weighs
         as much as it may is full."""
         rows, size = self.groups[group], 1
-        while size < len(rows) and not self.is_full(rows[:size]) and not self.too_heavy(rows[: size + 1]):
+        while (
+            size < len(rows) and not self.is_full(group, rows[:size], copy) and not self.too_heavy(group, rows[: size + 1])
+        ):
             size += 1
         return rows[:size]
 
-    def too_heavy(self, rows):
-        return self.weighed and self.limits.max_weight is not None and sum(r.weight for r in rows) > self.limits.max_weight
+    def too_heavy(self, group, rows):
+        most = self.limits_of(group).max_weight
+        return self.weighed and most is not None and sum(r.weight for r in rows) > most
 
-    def is_full(self, rows):
-        heavy = self.limits.max_weight is not None and sum(r.weight for r in rows) >= self.limits.max_weight
-        return len(rows) >= self.limits.max_size or (self.weighed and heavy)
+    def is_full(self, group, rows, copy):
+        most = self.limits_of(group).max_weight
+        heavy = self.weighed and most is not None and sum(r.weight for r in rows) >= most
+        return heavy or len(rows) >= self.aims[model_of(group), copy]
 
-    def is_due(self, rows, now):
-        return self.limits.max_wait is not None and now >= rows[0].arrived + self.limits.max_wait
+    def is_due(self, group, rows, now, linger):
+        wait = self.limits_of(group).max_wait
+        return now >= rows[0].arrived + (linger if wait is None else wait)
 
-    def may_leave(self, now, flush):
-        return [g for g, rows in self.groups.items() if flush or self.is_full(rows) or self.is_due(rows, now)]
+    def may_leave(self, now, flush, linger, copy):
+        every = self.groups.items()
+        return [g for g, rows in every if flush or self.is_full(g, rows, copy) or self.is_due(g, rows, now, linger)]
 
     def remove(self, group, batch):
         del self.groups[group][: len(batch)]
@@ -94,12 +109,19 @@ class Model:
         return sum(map(len, self.groups.values())) + sum(map(len, self.alone))
 
 
+def model_of(group):
+    return "own" if group in ("z", None) else None
+
+
 class Run:
     """A batcher beside its model. Every batch that leaves is checked."""
 
-    def __init__(self, limits, weighed):
+    def __init__(self, limits, own, weighed):
         self.batcher = Batcher(limits)
-        self.model = Model(limits, weighed)
+        self.model = Model({None: limits, "own": own}, weighed)
+        for model, each in self.model.limits.items():
+            self.batcher.register(model, each, [Aim(each.max_size)] * 2)
+            self.model.aims |= {(model, copy): each.max_size for copy in range(2)}
         self.now = 0.0
         self.entries = []
         self.left = []  # (entry, index) of all rows that came out
@@ -108,16 +130,17 @@ class Run:
 
     def add(self, weights, group, alone):
         number = len(self.entries)
-        entry = Entry(number, len(weights), weights=weights if self.model.weighed else None, group=group, alone=alone)
+        own = {"weights": weights if self.model.weighed else None, "model": model_of(group), "owner": number % 5}
+        entry = Entry(number, len(weights), group=group, alone=alone, **own)
         self.entries.append(entry)
         self.added |= {(number, index) for index in range(len(weights))}
         self.batcher.add(entry, self.now)
         self.model.add(number, weights, group, alone, self.now)
 
-    def take(self, flush=False):
+    def take(self, flush=False, linger=math.inf, copy=0):
         """One take(), compared with the model. Whether a batch came."""
-        spans = self.batcher.take(self.now, flush=flush)
-        ready = self.model.may_leave(self.now, flush)
+        spans = self.batcher.take(self.now, flush=flush, linger=linger, copy=copy)
+        ready = self.model.may_leave(self.now, flush, linger, copy)
         if spans is None:
             assert not self.model.alone
             assert not ready, f"{ready} could leave, but nothing was taken"
@@ -131,11 +154,11 @@ class Run:
             return True
         (group,) = {span.entry.group for span in spans}  # never mixed
         assert group in ready
-        assert self.model.groups[group][0].arrived == min(self.model.groups[g][0].arrived for g in ready), "not the oldest"
-        expected = self.model.cut(group)
+        assert group == min(ready, key=lambda g: self.model.groups[g][0].arrived), "not the oldest; of equals, the first"
+        expected = self.model.cut(group, copy)
         assert batch == [(r.entry, r.index) for r in expected]
-        assert len(batch) <= self.model.limits.max_size
-        assert len(batch) == 1 or not self.model.too_heavy(expected)
+        assert len(batch) <= self.model.aims[model_of(group), copy]
+        assert len(batch) == 1 or not self.model.too_heavy(group, expected)
         self.model.remove(group, expected)
         return True
 
@@ -143,7 +166,7 @@ class Run:
         def unwanted(number):
             return number % 5 == residue
 
-        self.batcher.discard(unwanted)
+        self.batcher.discard(residue)
         for rows in [*self.model.groups.values(), *self.model.alone]:
             self.discarded |= {(r.entry, r.index) for r in rows if unwanted(r.entry)}
         kept = {g: [r for r in rows if not unwanted(r.entry)] for g, rows in self.model.groups.items()}
@@ -151,9 +174,11 @@ class Run:
         self.model.alone = [rows for rows in self.model.alone if not unwanted(rows[0].entry)]
 
     def check_deadline(self):
-        wait, groups = self.model.limits.max_wait, self.model.groups
-        expected = None if wait is None or not groups else min(rows[0].arrived for rows in groups.values()) + wait
-        assert self.batcher.deadline() == expected
+        waits = [(self.model.limits_of(g).max_wait, rows[0].arrived) for g, rows in self.model.groups.items()]
+        deadline = min((arrived + wait for wait, arrived in waits if wait is not None), default=None)
+        assert self.batcher.deadline() == deadline
+        lingers = min((arrived + (0.5 if wait is None else wait) for wait, arrived in waits), default=None)
+        assert self.batcher.deadline(0.5) == lingers
         assert self.batcher.waiting == self.model.waiting
 
     def apply(self, operation):
@@ -162,9 +187,15 @@ class Run:
             self.add(*args)
         elif name == "take":
             self.now += args[0]
-            self.take()
+            self.take(copy=args[1])
         elif name == "flush":
-            self.take(flush=True)
+            self.take(flush=True, copy=args[0])
+        elif name == "linger":
+            self.take(linger=args[0], copy=args[1])
+        elif name == "aim":
+            rows, copy, model = args
+            self.batcher.set_aim(Aim(rows), model, copy)
+            self.model.aims[model, copy] = rows
         elif name == "discard":
             self.discard(*args)
         elif (deadline := self.batcher.deadline()) is not None:
@@ -177,18 +208,28 @@ class Run:
 
 
 @settings(max_examples=400)
-@given(limits=limits, weighed=st.booleans(), operations=st.lists(operations, max_size=40))
+@given(
+    limits=limits,
+    own=limits,
+    weighed=st.booleans(),
+    operations=st.lists(operations, max_size=40),
+    spare=st.sampled_from([0, SPARE]),
+)
 @example(
     limits=BatchLimits(max_size=4, max_weight=5, weigh=len),
+    own=BatchLimits(max_size=1),
     weighed=True,
-    operations=[("add", [1, 6, 1], "x", False), ("take", 0.0), ("discard", 1), ("flush",), ("add", [2], "x", False)],
+    spare=0,
+    operations=[("add", [1, 6, 1], "x", False), ("take", 0.0, 0), ("discard", 1), ("flush", 0), ("add", [2], "x", False)],
 )
-def test_it_does_what_the_model_does_and_loses_nothing(limits, weighed, operations):
-    run = Run(limits, weighed)
-    for operation in operations:
-        run.apply(operation)
-    while run.take(flush=True):
-        pass
+def test_it_does_what_the_model_does_and_loses_nothing(limits, own, weighed, operations, spare):
+    run = Run(limits, own, weighed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batcher, "SPARE", spare)  # with 0, groups are forgotten as soon as most of them are used up
+        for operation in operations:
+            run.apply(operation)
+        while run.take(flush=True):
+            pass
     run.check_deadline()
     assert run.batcher.waiting == 0
     assert run.batcher.deadline() is None
@@ -269,11 +310,11 @@ def test_a_batch_of_its_own_is_neither_cut_nor_filled_nor_kept_waiting():
 
 def test_discard_forgets_only_what_has_not_left():
     batcher = batcher_of(max_size=2)
-    gone, kept = Entry("gone", 3), Entry("kept", 2)
+    gone, kept = Entry("gone", 3, owner="gone"), Entry("kept", 2, owner="kept")
     batcher.add(gone, 0.0)
     batcher.add(kept, 0.0)
     assert taken(batcher) == [("gone", 0, 2)]
-    batcher.discard(lambda item: item == "gone")
+    batcher.discard("gone")
     assert gone.taken == 2
     assert taken(batcher) == [("kept", 0, 2)]
     assert batcher.waiting == 0
@@ -281,11 +322,28 @@ def test_discard_forgets_only_what_has_not_left():
 
 def test_rows_that_have_left_do_not_weigh_after_a_discard():
     batcher = batcher_of(max_size=10, max_weight=5)
-    batcher.add(Entry("kept", 3, weights=[4, 2, 1]), 0.0)
+    batcher.add(Entry("kept", 3, weights=[4, 2, 1], owner="kept"), 0.0)
+    batcher.add(Entry("other", 1, weights=[4], owner="other"), 0.0)
     assert taken(batcher) == [("kept", 0, 1)]
-    batcher.discard(lambda item: item == "another")
+    batcher.discard("other")
     assert taken(batcher) is None
     assert taken(batcher, flush=True) == [("kept", 1, 3)]
+
+
+class Key:
+    """A group whose end can be seen."""
+
+
+def test_groups_whose_rows_have_left_are_forgotten():
+    batcher, alive = batcher_of(max_size=2), weakref.WeakSet()
+    batcher.add(Entry("old", 1, group="waits all the time"), 0.0)
+    for number in range(10 * SPARE):
+        alive.add(key := Key())
+        batcher.add(Entry(number, 2, group=key), 1.0)
+        assert taken(batcher, 1.0) == [(number, 0, 2)]
+        del key
+    assert len(alive) <= 2 * SPARE
+    assert taken(batcher, 1.0, flush=True) == [("old", 0, 1)]
 
 
 def test_the_group_whose_oldest_row_is_oldest_goes_first():

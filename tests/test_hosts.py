@@ -862,6 +862,45 @@ def test_copies_that_do_not_fit_become_one_host(worker, monkeypatch, tmp_path, c
         assert "one host for all workers: a copy takes" in note
 
 
+class FromFile(Big):
+    """Its file is of a given size; loading waits for others, if there is a barrier."""
+
+    def __init__(self, folder, size, together=None, **settings):
+        super().__init__(folder / "loads", **settings)
+        self.file, self.together = folder / "weights", together
+        with open(self.file, "wb") as file:
+            file.truncate(size)
+
+    def model_files(self):
+        return [str(self.file)]
+
+    def load_model(self):
+        if self.together is not None:
+            self.together.wait(PATIENCE)
+        return super().load_model()
+
+
+def test_copies_of_a_small_model_are_loaded_at_once(worker, monkeypatch, tmp_path):
+    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 1 << 30)
+    handler = FromFile(tmp_path, 1 << 20, threading.Barrier(2))
+    answers = []
+    threads = [
+        threading.Thread(target=lambda s=sessions: answers.append(ask(s, handler, range(3))), daemon=True)
+        for sessions in (worker(), worker())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    assert answers == [[(row, os.getpid()) for row in range(3)]] * 2
+
+
+def test_copies_of_a_large_file_are_measured(worker, monkeypatch, tmp_path):
+    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 100 << 20)
+    answers = [ask(worker(), FromFile(tmp_path, 64 << 20), [1]) for _ in range(2)]
+    assert os.getpid() not in {pid for each in answers for _, pid in each}
+
+
 def test_copies_that_fit_stay_in_the_workers(worker, monkeypatch, tmp_path, caplog):
     monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 10 << 30)
     with caplog.at_level(logging.WARNING):

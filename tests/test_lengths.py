@@ -55,15 +55,15 @@ def test_every_row_leaves_once_within_its_limits(groups, limits, several_aims, d
         entry = Entry(number, len(rows), lengths=[r[0] for r in rows], weights=[r[1] for r in rows], bytes=10 * len(rows))
         batcher.add(entry, now)
         added += [(number, index) for index in range(len(rows))]
-        batcher.aim = data.draw(st.sampled_from(several_aims))
+        batcher.set_aim(data.draw(st.sampled_from(several_aims)))
         while (spans := batcher.take(now)) is not None:
-            taken += check_batch(spans, limits, batcher.aim)
+            taken += check_batch(spans, limits, batcher.aim_of())
         if limits.max_wait is not None:
             assert batcher.deadline() is None or batcher.deadline() > now  # nobody is left beyond its time
         assert batcher.waiting == len(added) - len(taken)
-        assert batcher.waiting < batcher.aim.lookahead
+        assert batcher.waiting < batcher.aim_of().lookahead
     while (spans := batcher.take(now, flush=True)) is not None:
-        taken += check_batch(spans, limits, batcher.aim)
+        taken += check_batch(spans, limits, batcher.aim_of())
     assert sorted(taken) == sorted(added)
     assert batcher.waiting == 0
 

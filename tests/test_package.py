@@ -49,7 +49,7 @@ LAYERS = {
     "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
     "io": {"pipeline", "crashes", *BASE},
     "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
-    "models": {"batching", "transport", *BASE},
+    "models": {"batching", "observe", "transport", *BASE},
     "batching": {"errors"},
     "observe": {"errors"},
     "options": {"errors"},
@@ -69,7 +69,7 @@ LAYERS = {
 # What decides, and does nothing: values and the time go in, values come out.
 PURE = [
     "batching/*.py",
-    *(f"models/{name}.py" for name in ("desk", "callers", "batch", "commands", "outcome", "place")),
+    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "commands", "outcome", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",

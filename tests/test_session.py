@@ -18,6 +18,8 @@ from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, Sessions, Ticket
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.models import front
+from penstock.models.front import LINGER
 from penstock.observe.metrics import Metrics
 
 PATIENCE = 10  # seconds until a thread counts as hanging
@@ -51,10 +53,19 @@ class Echo(ps.ModelHandler):
 
 
 @pytest.fixture
-def sessions():
+def sessions(monkeypatch):
+    """Rows wait as long as somebody can add to them: time plays no part, but where a test asks for `lingering`."""
+    monkeypatch.setattr(front, "LINGER", (600, 600))
     made = Sessions(Metrics())
     yield made
     made.close()
+
+
+@pytest.fixture
+def lingering(sessions, monkeypatch):
+    """Sessions in which rows wait no longer than those of users do."""
+    monkeypatch.setattr(front, "LINGER", LINGER)
+    return sessions
 
 
 def open_session(sessions, handler, **options):
@@ -301,6 +312,55 @@ def test_rows_wait_only_as_long_as_another_caller_can_add(sessions, duration, en
     assert handler.sizes == ([3] if end == "waits" else [2])
 
 
+class SeveralAtOnce(Echo):
+    def max_concurrent_batches(self):
+        return 2
+
+
+@pytest.mark.parametrize("kind", [Echo, SeveralAtOnce])
+def test_an_open_bundle_that_adds_nothing_holds_up_nobody(lingering, kind):
+    handler = kind(max_batch_size=8)
+    (_, idle), (lane, other) = joined(open_session(lingering, handler), 2)
+    assert Threads(lambda: ask(lane, [1, 2])).all_well() == [answers([1, 2])]
+    assert not idle.waiting
+    assert ask(other, [3]) == answers([3])
+    assert handler.sizes == [2, 1]
+
+
+def test_bundles_of_a_worker_do_not_wait_for_one_that_is_far_from_its_model():
+    """The first bundle comes to its model when the second has its last answer."""
+    FAR["started"], FAR["answered"] = threading.Event(), threading.Event()
+    p = ps.Pipeline(workers=0, threads_per_worker=2)
+    rows = p | ps.Read(TwoSplits()) | ps.Map(slowly) | ps.RunInference(Same(max_batch_size=8)) | ps.Map(tell)
+    assert Threads(rows.collect).all_well() == [["far", "near"]]
+
+
+FAR: dict[str, threading.Event] = {}  # of the test above: its functions are pickled, and find them here
+
+
+def slowly(row):
+    if row == "far":
+        FAR["started"].set()
+        assert FAR["answered"].wait(PATIENCE / 2), "the other bundle has no answer"
+    else:
+        assert FAR["started"].wait(PATIENCE / 2)
+    return row
+
+
+def tell(row):
+    if row == "near":
+        FAR["answered"].set()
+    return row
+
+
+class TwoSplits(ps.Source):
+    def splits(self, goal):
+        return ["far", "near"]
+
+    def read(self, split):
+        yield [split]
+
+
 def test_a_caller_that_has_its_answers_can_add_again(sessions):
     handler = Echo(max_batch_size=2)
     _, lanes = joined(open_session(sessions, handler), 2)
@@ -512,7 +572,7 @@ def test_streams_that_abort_midway_do_not_disturb_others(sessions):
     results = Threads(*[lambda n=n: work(n) for n in range(6)]).all_well()
     for n in (0, 2, 4):
         assert results[n] == answers((n, number) for number in range(40))
-    assert session._batcher.waiting == 0
+    assert session._front.rows == 0
     assert Threads(lambda: ask_and_leave(session.join(Caller()), ["last"])).all_well() == [answers(["last"])]
 
 
@@ -535,7 +595,7 @@ def test_rows_in_flight_are_bounded(sessions):
     pushing = Threads(lambda: everything(open_stream(spec, "step", sessions, caller), *([n] for n in range(200))))
     until_waiting(sessions, caller)
     with sessions.changed:
-        assert session._batcher.waiting == 9, "two batches, and the row that was one too many"
+        assert session._front.rows == 9, "two batches, and the row that was one too many"
     go_on.set()
     busy.all_well()
     blocker.close()
@@ -830,7 +890,7 @@ def test_other_rows_of_a_caller_that_failed_go_with_it(sessions):
     with pytest.raises(StepError):
         lane.wait(ticket)
     lane.close()
-    assert session._batcher.waiting == 0
+    assert session._front.rows == 0
 
 
 @pytest.mark.parametrize("error", [UsageError, TransientError])

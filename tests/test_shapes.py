@@ -95,7 +95,7 @@ def settled_cost(limits, lengths, seconds):
     aiming, batcher, seen = Aiming(limits, by_length=True), Batcher(limits), set()
     batcher.add(Entry("rows", len(lengths), lengths=lengths), 0.0)
     while True:
-        batcher.aim = aim = aiming.aim()
+        batcher.set_aim(aim := aiming.aim())
         spans = batcher.take(0.0, flush=True)
         if spans is None:
             return aim.cost

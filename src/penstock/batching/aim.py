@@ -28,6 +28,7 @@ class Aiming:
         self._ceiling = Ceiling()
         self._first_times = FirstTimes()
         self._usual_rows = 0.0  # in a batch
+        self._aim: Aim | None = None  # while nothing was learned that may change it
         self._finder: SizeFinder | None = None
         if by_length and limits.max_padded_cost is None:
             first, least = (DEVICE_COST, DEVICE_COST) if limits.new_shapes_cost else (FIRST_COST, 1)
@@ -37,6 +38,11 @@ class Aiming:
             self._finder = SizeFinder(sizes, max(FIRST_ROWS, limits.min_size))
 
     def aim(self) -> Aim:
+        if self._aim is None:
+            self._aim = self._new_aim()
+        return self._aim
+
+    def _new_aim(self) -> Aim:
         if self._by_length:
             cost = self._finder.size if self._finder is not None else self._limits.max_padded_cost
             assert cost is not None
@@ -46,6 +52,9 @@ class Aiming:
 
     def ran(self, aim: Aim, rows: int, lengths: list[int] | None, seconds: float) -> None:
         """A batch that was cut for this aim took this long."""
+        if self._finder is None and not self._by_length and not self._ceiling.is_known:
+            return  # nothing to learn
+        self._aim = None
         self._ceiling.ran()
         self._usual_rows += 0.1 * (rows - self._usual_rows)
         if self._finder is None:
@@ -68,6 +77,7 @@ class Aiming:
 
     def out_of_memory(self, rows: int, lengths: list[int] | None) -> None:
         """A batch of these rows did not fit."""
+        self._aim = None
         if self._by_length and lengths is not None:
             self._ceiling.out_of_memory(rows * self._limits.padded_length(max(lengths)))
         else:

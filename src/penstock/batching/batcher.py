@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, TypeAlias, TypeVar
 
 from penstock.batching.entry import LOOKAHEAD, Aim, Entry, Span
 from penstock.batching.lengths import LengthGroup
@@ -12,77 +14,225 @@ from penstock.batching.limits import BatchLimits
 
 T = TypeVar("T")
 
+SPARE = 64  # groups without rows that are remembered, at least
+
+_Age: TypeAlias = tuple[float, int]  # when the oldest row of a group came in; of equals, the group that began first
+
 
 class Batcher(Generic[T]):
     """Decides when a batch is ready, and which rows are in it.
 
     Rows without lengths leave in the order they came; rows with lengths as batching/lengths.py says. A batch never holds
     more rows than aimed at, and never weighs more than max_weight or costs more than aimed at unless it is a single row.
+    Of groups from which a batch may leave, the one whose oldest row is oldest goes first.
+
+    Each model has limits of its own, and each of its copies an aim. Groups stand in heaps by age: all of them, for each
+    max_wait, and those that are full. So taking a batch costs the same however many groups wait; only when the aim of a
+    model is lowered, its groups are looked through.
     """
 
     def __init__(self, limits: BatchLimits, aim: Aim | None = None) -> None:
-        self.limits = limits
-        self.aim = aim or Aim(limits.most_rows, limits.max_padded_cost, limits.lookahead_rows or LOOKAHEAD[0])
-        self._groups: dict[Hashable, _Group[T] | LengthGroup[T]] = {}
+        self.waiting = 0  # rows
+        self._models: dict[Hashable, _Model[T]] = {}
         self._alone: deque[Entry[T]] = deque()
+        self._ages: dict[float | None, list[_Place[T]]] = {}  # by max_wait: every group there is, and some used-up ones
+        self._full: list[_Place[T]] = []  # groups that are full for some copy, and some that no longer are
+        self._lines: dict[Hashable, set[_Line[T]]] = {}  # by owner: where rows of its own may wait
+        self._begun = 0  # groups
+        self._used_up = 0  # of them, that are remembered
+        first = Aim(limits.most_rows, limits.max_padded_cost, limits.lookahead_rows or LOOKAHEAD[0])
+        self.register(None, limits, [aim or first])
+
+    def register(self, model: Hashable, limits: BatchLimits, aims: Sequence[Aim]) -> None:
+        """A model's limits, and the aim of each of its copies. What is not registered is treated like None."""
+        self._models[model] = _Model(limits, list(aims))
+        self._ages.setdefault(limits.max_wait, [])
+
+    def aim_of(self, model: Hashable = None, copy: int = 0) -> Aim:
+        return self._of(model).aims[copy]
+
+    def set_aim(self, aim: Aim, model: Hashable = None, copy: int = 0) -> None:
+        """What a full batch is from now on."""
+        told = self._of(model)
+        before, told.aims[copy] = told.least, aim
+        told.least = _least(told.aims)
+        if told.least.rows < before.rows or told.least.lookahead < before.lookahead:
+            for line in told.lines.values():
+                self._list_if_full(line)
 
     def add(self, entry: Entry[T], now: float) -> None:
         entry.arrived = now
         if not entry.size:
             return
+        self.waiting += entry.size
         if entry.alone:
             self._alone.append(entry)
             return
-        key = (entry.group, entry.lengths is not None)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = _Group() if entry.lengths is None else LengthGroup()
-        group.add(entry)
+        model = self._of(entry.model)
+        key = (entry.model, entry.group, entry.lengths is not None)
+        line = model.lines.get(key)
+        if line is None:
+            line = model.lines[key] = _Line(key, model, _Group() if entry.lengths is None else LengthGroup())
+            heappush(self._ages[model.limits.max_wait], ((now, self._begun + 1), line))
+            self._used_up += 1
+        if not line.group.rows:
+            self._used_up -= 1
+            self._begun += 1
+            line.age = now, self._begun
+        line.group.add(entry)
+        if entry.owner is not None:
+            if (lines := self._lines.get(entry.owner)) is None:
+                lines = self._lines[entry.owner] = set()
+            lines.add(line)
+        if not line.listed:
+            self._list_if_full(line)
 
-    def take(self, now: float, *, flush: bool = False) -> list[Span[T]] | None:
-        """The next batch if one is full or due, or with `flush` whatever waits longest."""
+    def take(self, now: float, *, flush: bool = False, linger: float = math.inf, copy: int = 0) -> list[Span[T]] | None:
+        """The next batch for this copy if one is full or due, or with `flush` whatever waits longest. `linger`: seconds
+        after which rows leave, too, that have no max_wait."""
         if self._alone:
             entry = self._alone.popleft()
             entry.taken = entry.size
+            self.waiting -= entry.size
             return [Span(entry, 0, entry.size)]
-        for key, group in sorted(self._groups.items(), key=_age) if len(self._groups) > 1 else self._groups.items():
-            due = self._is_due(group, now)
-            if flush or due or group.is_full(self.limits, self.aim):
-                spans = group.cut(self.limits, self.aim, due=due)
-                if not group.rows:
-                    del self._groups[key]
-                return spans
+        line = self._first_full(copy)
+        for wait, heap in self._ages.items():
+            longest = linger if wait is None else wait
+            other = self._first(heap) if flush or longest < math.inf else None
+            if other is None or (line is not None and line.age <= other.age):
+                continue
+            if flush or now >= other.age[0] + longest:
+                line = other
+        if line is None:
+            return None
+        before = line.group.rows
+        spans = line.group.cut(line.model.limits, line.model.aims[copy], due=line.is_due(now))
+        self._shrank(line, before)
+        return spans
+
+    def deadline(self, linger: float = math.inf) -> float | None:
+        """When the oldest row will have waited long enough: the time to ask again."""
+        times = []
+        for wait, heap in self._ages.items():
+            longest = linger if wait is None else wait
+            if longest < math.inf and (line := self._first(heap)) is not None:
+                times.append(line.age[0] + longest)
+        return min(times, default=None)
+
+    def discard(self, owner: Hashable) -> None:
+        """Forget the rows, not yet taken, of an owner that has given up."""
+        if any(entry.owner == owner for entry in self._alone):
+            self.waiting -= sum(entry.size for entry in self._alone if entry.owner == owner)
+            self._alone = deque(entry for entry in self._alone if entry.owner != owner)
+        for line in self._lines.pop(owner, ()):
+            before = line.group.rows
+            line.group.discard(owner)
+            self._shrank(line, before)
+
+    # A place in a heap is never moved when rows leave: an age only grows, so what is first is put right when it is asked
+    # for. A group is in each heap once at most, and in that of its age until it is forgotten.
+
+    def _shrank(self, line: _Line[T], before: int) -> None:
+        """Rows of a group have left."""
+        self.waiting -= before - line.group.rows
+        if line.group.rows:
+            line.age = line.group.oldest, line.age[1]
+        elif before:
+            self._used_up += 1
+            if self._used_up > SPARE and 2 * self._used_up > sum(map(len, self._ages.values())):
+                self._forget_used_up()
+
+    def _forget_used_up(self) -> None:
+        for heap in self._ages.values():
+            for _, line in heap:
+                if not line.group.rows:
+                    del line.model.lines[line.key]
+            heap[:] = [place for place in heap if place[1].group.rows]
+            heapify(heap)
+        self._used_up = 0
+
+    def _first(self, heap: list[_Place[T]]) -> _Line[T] | None:
+        """The group whose oldest row is oldest."""
+        while heap:
+            age, line = heap[0]
+            if not line.group.rows:
+                heappop(heap)
+                del line.model.lines[line.key]
+                self._used_up -= 1
+            elif age != line.age:
+                heapreplace(heap, (line.age, line))
+            else:
+                return line
         return None
 
-    def oldest(self) -> float:
-        """When the row came in that has waited longest."""
-        alone = [self._alone[0].arrived] if self._alone else []
-        return min([group.oldest for group in self._groups.values()] + alone)
+    def _first_full(self, copy: int) -> _Line[T] | None:
+        """The same of those that are full for this copy."""
+        heap, found = self._full, None
+        passed: list[_Place[T]] = []
+        while heap and found is None:
+            age, line = heap[0]
+            if line.group.is_full(line.model.limits, line.model.aims[copy]):
+                if age == line.age:
+                    found = line
+                else:
+                    heapreplace(heap, (line.age, line))
+            else:
+                place = heappop(heap)
+                line.listed = line.is_full()
+                if line.listed:  # another copy aims lower
+                    passed.append(place)
+        for place in passed:
+            heappush(heap, place)
+        return found
 
-    def deadline(self) -> float | None:
-        """When the oldest row will have waited long enough: the time to ask again."""
-        if self.limits.max_wait is None or not self._groups:
-            return None
-        return min(group.oldest for group in self._groups.values()) + self.limits.max_wait
+    def _of(self, model: Hashable) -> _Model[T]:
+        return self._models.get(model) or self._models[None]
 
-    def discard(self, unwanted: Callable[[T], bool]) -> None:
-        """Forget the rows, not yet taken, of entries whose caller has given up."""
-        self._alone = deque(entry for entry in self._alone if not unwanted(entry.item))
-        for group in self._groups.values():
-            group.discard(unwanted)
-        self._groups = {key: group for key, group in self._groups.items() if group.rows}
-
-    @property
-    def waiting(self) -> int:
-        """How many rows wait."""
-        return sum(group.rows for group in self._groups.values()) + sum(entry.size for entry in self._alone)
-
-    def _is_due(self, group: _Group[T] | LengthGroup[T], now: float) -> bool:
-        return self.limits.max_wait is not None and now >= group.oldest + self.limits.max_wait
+    def _list_if_full(self, line: _Line[T]) -> None:
+        if not line.listed and line.is_full():
+            line.listed = True
+            heappush(self._full, (line.age, line))
 
 
-def _age(item: tuple[Hashable, _Group[T] | LengthGroup[T]]) -> float:
-    return item[1].oldest
+class _Model(Generic[T]):
+    """Which batches a model takes, and the groups of rows that wait for it."""
+
+    __slots__ = ("aims", "least", "limits", "lines")
+
+    def __init__(self, limits: BatchLimits, aims: list[Aim]) -> None:
+        self.limits = limits
+        self.aims = aims  # of each copy
+        self.least = _least(aims)
+        self.lines: dict[Hashable, _Line[T]] = {}
+
+
+def _least(aims: Sequence[Aim]) -> Aim:
+    """What is full for one of these, is full for this."""
+    return aims[0] if len(aims) == 1 else Aim(min(a.rows for a in aims), lookahead=min(a.lookahead for a in aims))
+
+
+class _Line(Generic[T]):
+    """A group in the heaps."""
+
+    __slots__ = ("age", "group", "key", "listed", "model")
+
+    def __init__(self, key: Hashable, model: _Model[T], group: _Group[T] | LengthGroup[T]) -> None:
+        self.key = key
+        self.model = model
+        self.group = group
+        self.age: _Age = (0.0, 0)  # while there are rows
+        self.listed = False  # among the full ones
+
+    def is_full(self) -> bool:
+        """For one of the copies at least."""
+        return self.group.is_full(self.model.limits, self.model.least)
+
+    def is_due(self, now: float) -> bool:
+        wait = self.model.limits.max_wait
+        return wait is not None and now >= self.age[0] + wait
+
+
+_Place: TypeAlias = tuple[_Age, _Line[T]]
 
 
 class _Group(Generic[T]):
@@ -108,8 +258,8 @@ class _Group(Generic[T]):
     def is_full(self, limits: BatchLimits, aim: Aim) -> bool:
         return self.rows >= aim.rows or (limits.max_weight is not None and self.weight >= limits.max_weight)
 
-    def discard(self, unwanted: Callable[[T], bool]) -> None:
-        kept = [entry for entry in self.entries if not unwanted(entry.item)]
+    def discard(self, owner: Hashable) -> None:
+        kept = [entry for entry in self.entries if entry.owner != owner]
         self.entries, self.rows, self.weight = deque(), 0, 0
         for entry in kept:
             self.add(entry)

@@ -14,7 +14,7 @@ LOOKAHEAD = 4096, 262_144  # rows: the least and the most, where the user sets n
 class Entry(Generic[T]):
     """Rows that one caller submitted together. The batcher sees numbers of them; `item` is the caller's own."""
 
-    __slots__ = ("alone", "arrived", "bytes", "group", "item", "lengths", "size", "taken", "weights")
+    __slots__ = ("alone", "arrived", "bytes", "group", "item", "lengths", "model", "owner", "size", "taken", "weights")
 
     def __init__(
         self,
@@ -26,6 +26,8 @@ class Entry(Generic[T]):
         group: Hashable = None,
         alone: bool = False,
         bytes: int = 0,  # noqa: A002
+        model: Hashable = None,
+        owner: Hashable = None,
     ) -> None:
         self.item = item
         self.size = size
@@ -34,6 +36,8 @@ class Entry(Generic[T]):
         self.group = group  # only rows of one group share a batch
         self.alone = alone  # this entry is a batch already
         self.bytes = bytes  # about; counted where rows have lengths, because many of them wait
+        self.model = model  # that they are for, among those that are registered with limits of their own
+        self.owner = owner  # who may give them up
         self.arrived = 0.0
         self.taken = 0  # rows that have left
 
@@ -44,6 +48,17 @@ class Span(NamedTuple, Generic[T]):
     entry: Entry[T]
     start: int
     stop: int
+
+
+def rows_in(spans: list[Span[T]]) -> int:
+    return sum([stop - start for _, start, stop in spans])
+
+
+def lengths_of(spans: list[Span[T]]) -> list[int] | None:
+    """The lengths of the rows of a batch, where they are known."""
+    if spans[0].entry.lengths is None:
+        return None
+    return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
 
 
 @dataclass(frozen=True, slots=True)

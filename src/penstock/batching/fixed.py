@@ -56,7 +56,7 @@ class FixedBatches(Generic[T]):
 
     def _end_of_window(self, sizes: Sequence[int], start: int) -> int:
         """The row, from `start`, before which the window is full, or the rows end."""
-        last = min(len(sizes), start + self._batcher.aim.lookahead - self._batcher.waiting)
+        last = min(len(sizes), start + self._batcher.aim_of().lookahead - self._batcher.waiting)
         for at in range(start, last):
             self._bytes += sizes[at]
             if self._bytes >= self._most_bytes:

@@ -8,7 +8,7 @@ generations, however long or short its neighbours are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.batching.entry import Aim, Entry, Span
@@ -62,10 +62,10 @@ class LengthGroup(Generic[T]):
         del self._leaving[start:stop]
         return self._spans(batch)
 
-    def discard(self, unwanted: Callable[[T], bool]) -> None:
-        self._gathering = [row for row in self._gathering if not unwanted(row[2].item)]
-        self._leaving = [row for row in self._leaving if not unwanted(row[2].item)]
-        self._entries = deque(entry for entry in self._entries if not unwanted(entry.item))
+    def discard(self, owner: Hashable) -> None:
+        self._gathering = [row for row in self._gathering if row[2].owner != owner]
+        self._leaving = [row for row in self._leaving if row[2].owner != owner]
+        self._entries = deque(entry for entry in self._entries if entry.owner != owner)
         self.rows = len(self._gathering) + len(self._leaving)
         self.bytes = sum(entry.bytes for entry in self._entries)
 

@@ -146,12 +146,16 @@ class Ceiling:
         self._pause = 50  # batches
         self._left = 0
 
+    @property
+    def is_known(self) -> bool:
+        return self._limit is not math.inf
+
     def under(self, size: int) -> int:
         return max(1, int(min(size, self._limit)))
 
     def ran(self) -> None:
         """A batch went well; after a pause a little more is tried."""
-        if self._limit is not math.inf:
+        if self.is_known:
             self._left -= 1
             if self._left <= 0:
                 self._limit *= 1.25

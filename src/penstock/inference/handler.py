@@ -126,7 +126,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
 
     def model_files(self) -> Sequence[str]:
         """Local paths or URLs of the files or folders that load_model() reads; used to tell whether a resumed run has the
-        same model. Called in the user's process, where the pipeline was built."""
+        same model, and whether it is small enough to be loaded in all workers at once. Called in the user's process, where
+        the pipeline was built, and in workers."""
         return ()
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:

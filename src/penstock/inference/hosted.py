@@ -19,6 +19,7 @@ from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, answers_of, hand_out
 from penstock.models.client import HostClient
+from penstock.models.measures import hand_in
 from penstock.models.messages import Answers, Broken, Report, Submit
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place
@@ -110,15 +111,14 @@ class HostedSession:
     def wait(self, lane: int, ticket: Ticket, number: int, caller: Caller) -> None:
         self._client.waits(lane, number)
         with self._changed:
-            caller.waits_for = ticket
-            self._changed.notify_all()
+            self._owner.waits(caller, ticket)
             try:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
                     self._changed.wait()
             finally:
-                caller.waits_for = None
+                self._owner.goes(caller)
 
     def pause(self, lane: int) -> None:
         self._client.waits(lane, None)
@@ -181,19 +181,13 @@ class HostedSession:
 
     def reported(self, report: Report) -> None:
         with self._changed:
-            metrics = self._owner.metrics
-            for name, count in report.counters.items():
-                metrics.count(self._key(name), count)
-            for name, value in report.values.items():
-                metrics.record(self._key(name), value)
-            if report.note is not None:
-                metrics.notes[self._key("batch_size_found")] = report.note
+            hand_in(report, self._owner.metrics, self.step, self._namespace)
 
     def _settle(self, numbers: Iterable[int]) -> None:
         settled = [number for number in numbers if number in self._open and self._open[number].ticket.settled]
         for number in settled:
             del self._open[number]
-        self._changed.notify_all()
+        self._owner.settled()
         self._changed.release()
         try:
             self._client.forget(settled)

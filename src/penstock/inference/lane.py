@@ -13,6 +13,7 @@ from penstock.blocks import Block, byte_size
 from penstock.errors import PenstockError
 from penstock.failures import Handling
 from penstock.inference.ticket import Ticket, answers_of, hand_out
+from penstock.models.front import Front
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry
 
@@ -53,13 +54,14 @@ class Lane(Protocol):
 
 
 class Caller:
-    """One bundle that is running in this process, whichever sessions it submits to. `waits_for` is guarded by the lock of
-    the sessions; `hosted` is used by the bundle's own thread alone."""
+    """One bundle that is running in this process, whichever sessions it submits to. `waits_for` and `fronts` are guarded by
+    the lock of the sessions; `hosted` is used by the bundle's own thread alone."""
 
-    __slots__ = ("hosted", "waits_for")
+    __slots__ = ("fronts", "hosted", "waits_for")
 
     def __init__(self) -> None:
         self.waits_for: Ticket | None = None
+        self.fronts: dict[LocalLane, Front[Request]] = {}  # of models in this process: its lanes, and where they lead
         self.hosted: list[Lane] = []  # its lanes to models in other processes, which cannot see that it waits
 
     @contextlib.contextmanager
@@ -172,13 +174,6 @@ def settle(spans: list[Span[Request]], outcome: Outcome | PenstockError) -> None
         return
     for span in spans:
         span.entry.item.ticket.error = span.entry.item.ticket.error or outcome
-
-
-def lengths_of(spans: list[Span[Request]]) -> list[int] | None:
-    """The lengths of the rows of a batch, where they are known."""
-    if spans[0].entry.lengths is None:
-        return None
-    return [length for entry, start, stop in spans for length in (entry.lengths or ())[start:stop]]
 
 
 def identity_of(args: Any) -> Hashable:

@@ -131,7 +131,7 @@ class ModelCopy:
         rows = _Rows(batch, self.handler.changes_rows(), read_again)
         answers, raised = self._tried(rows, 0, rows.count, args, care)
         made = Outcome(answers, {}, care.tries.made) if raised is None else self._isolated(rows, args, step, care, raised)
-        return made._replace(model_id=self._model_id())
+        return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -159,7 +159,7 @@ class ModelCopy:
         if self._slow is not None:
             self._slow.close()
 
-    def take_out_of_memory(self) -> int | None:
+    def _take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
         rows: int | None = getattr(self._own, "rows", None)
         self._own.rows = None

@@ -59,7 +59,7 @@ class ServedModel:
         )
         size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
         self._batches += 1
-        return outcome._replace(out_of_memory=self._copy.take_out_of_memory(), size=size)
+        return outcome._replace(size=size)
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;

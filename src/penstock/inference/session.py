@@ -2,13 +2,13 @@
 
     bundle's thread                      session (one per model and process)
     ---------------                      -----------------------------------
-    lane.submit(block) -> Ticket  ---->  batcher: rows of all lanes, cut into batches
+    lane.submit(block) -> Ticket  ---->  front: rows of all lanes, cut into batches
     lane.wait(ticket)             <----  run_inference(batch, model): answers back to their tickets
 
-Who runs a batch: by default the caller whose rows complete it, on its own thread, so that one caller alone switches no
-threads. A caller that waits runs what waits, as soon as no other caller can add to it. Threads of the session run all
-batches with max_batch_duration_secs, because only a thread of its own can keep a deadline, and where several batches may
-be in run_inference() at once.
+When a batch leaves is decided by the front (models/front.py). Who runs it: by default the caller whose rows complete it, on
+its own thread, so that one caller alone switches no threads; or a caller that waits, when what waits may leave. Threads of
+the session run all batches with max_batch_duration_secs, because only a thread of its own can keep a deadline, and where
+several batches may be in run_inference() at once.
 """
 
 from __future__ import annotations
@@ -18,42 +18,28 @@ import threading
 import time
 from dataclasses import replace
 
-from penstock.batching.aim import Aiming
-from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span
-from penstock.blocks import Block, gather, row_count, rows_of
+from penstock.blocks import Block, gather, rows_of
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedSession
-from penstock.inference.lane import Caller, LocalLane, Request, lengths_of, settle
+from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.inference.turns import QUICK_TURNS
-from penstock.models.memory import available_bytes
+from penstock.models.front import Front
+from penstock.models.measures import Measures, hand_in
+from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.outcome import Outcome
-from penstock.models.place import Place, Surroundings, choose_place, fits
+from penstock.models.place import Place, Surroundings, choose_place, fits, is_small
 from penstock.models.rendezvous import Notice
-from penstock.observe.metrics import Distribution, MetricKey, Metrics
+from penstock.observe.metrics import Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
 from penstock.seeding import seeded
-
-METRICS = (
-    "failed_batches_counter",
-    "inference_request_batch_size",
-    "inference_request_batch_byte_size",
-    "inference_batch_latency_micro_secs",
-    "load_model_latency_milli_secs",
-    "model_byte_size",
-    "useful_cost",
-    "padded_cost",
-    "out_of_memory_counter",
-    "batch_size_found",
-    "model_place",
-)
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +82,7 @@ class Sessions(Shared):
 
 
 class InferenceSession:
-    """One model copy with the batcher in front of it."""
+    """One model copy, and its front."""
 
     def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
@@ -112,17 +98,15 @@ class InferenceSession:
             bool(owner.around.folder) and not owner.around.in_process
         )  # elsewhere a single caller has no other thread
         self._model = ModelCopy(step, self.handler, spec.limits.size_buckets, watched=in_worker)
-        self._batcher: Batcher[Request] = Batcher(spec.limits)
-        self._aiming = Aiming(spec.limits, self.handler.measures_length())
-        self._limits = spec.limits
-        self._lanes: set[LocalLane] = set()
-        self._running = 0
         self._in_turn = self.handler.prepares_ahead()
+        self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
+        self._running = 0
         self._limit = concurrent_batches(self.handler)
-        self._keys = {name: MetricKey(step, spec.metrics_namespace, name) for name in METRICS}
+        self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
+        self._namespace = spec.metrics_namespace
+        self._measures = Measures(spec.limits)
+        self._batches = 0
         self._closed = False
-        self._sizes, self._latencies = Distribution(), Distribution()
-        self._ended = 0.0  # when the last batch did
         if self._in_turn:
             QUICK_TURNS.begin()
         self._threads: list[threading.Thread] = []
@@ -138,7 +122,8 @@ class InferenceSession:
         its own handling of errors."""
         lane = LocalLane(self, caller, step or self.step, handling, retry)
         with self._changed:
-            self._lanes.add(lane)
+            self._front.opened(lane)
+            caller.fronts[lane] = self._front
         return lane
 
     def close(self, *, wait: bool = True) -> None:
@@ -168,8 +153,11 @@ class InferenceSession:
         return self._moved
 
     def _measured_place(self) -> Place:
-        """The first worker loads the first copy, alone, and decides for all of them."""
+        """The first worker loads the first copy, alone, and decides for all of them; a model that is small is not waited
+        for, because what its framework takes to import would be waited for, too."""
         around = self._owner.around
+        if is_small(file_bytes(self.handler.model_files), around.workers, available_bytes()):
+            return replace(self._place, measured=False)
         with Notice(around.folder, self._key) as notice:
             if not notice.text:
                 self._load_here()
@@ -186,7 +174,7 @@ class InferenceSession:
             if notice.text == "fits":
                 return replace(self._place, measured=False)
         with self._changed:
-            self._owner.metrics.notes[self._keys["model_place"]] = f"one host for all workers: {notice.text}"
+            self._measures.placed(f"one host for all workers: {notice.text}")
         return Place(hosted=True, why=notice.text, timeout=self._place.timeout)
 
     def _load_here(self) -> None:
@@ -196,73 +184,69 @@ class InferenceSession:
             loaded = self._model.load()
         if loaded is not None:
             with self._changed:
-                self._owner.metrics.record(self._keys["load_model_latency_milli_secs"], loaded.seconds * 1e3)
-                self._owner.metrics.record(self._keys["model_byte_size"], loaded.bytes)
+                self._measures.loaded(loaded.seconds, loaded.bytes)
 
     # The callers' side.
 
     def submit(self, entry: Entry[Request]) -> None:
         """Add rows, and run on this thread the batches that they complete."""
         with self._changed:
-            self._batcher.add(entry, time.monotonic())
+            self._front.add(entry, entry.item.lane, time.monotonic())
             if self._threads:
                 self._changed.notify_all()
                 return
-            while entry.taken < entry.size and self._running < self._limit:
-                spans = self._take(flush=False)
-                if spans is None:
-                    break
-                self._run(spans)
+            while entry.taken < entry.size and self._run_next(idle=False):
+                pass
 
     def wait(self, ticket: Ticket, caller: Caller) -> None:
-        """Until the ticket is settled; meanwhile run what no caller can add to."""
+        """Until the ticket is settled; meanwhile run what may leave."""
         with self._changed:
-            caller.waits_for = ticket
-            self._changed.notify_all()
+            self._owner.waits(caller, ticket)
             try:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
-                    spans = None if self._threads else self._take(flush=self._nobody_can_add())
-                    if spans is None:
+                    if self._threads:
                         self._changed.wait()
-                    else:
-                        self._run(spans)
+                    elif not self._run_next(idle=True):
+                        self._changed.wait(self._patience())
             finally:
-                caller.waits_for = None
+                self._owner.goes(caller)
 
     def leave(self, lane: LocalLane) -> None:
         """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
-            self._lanes.discard(lane)
-            self._batcher.discard(lambda request: request.lane is lane)
+            self._front.closed(lane)
+            lane.caller.fronts.pop(lane, None)
             self._changed.notify_all()
 
-    # Deciding and running. The lock is held, except while the model runs.
+    # Running what the front says. The lock is held, except while the model runs.
 
-    def _nobody_can_add(self) -> bool:
-        return all(lane.caller.waiting for lane in self._lanes)
-
-    def _take(self, flush: bool) -> list[Span[Request]] | None:
+    def _run_next(self, idle: bool) -> bool:
+        """Run a batch if the model is free and one may leave; whether one did."""
         if self._running >= self._limit:
-            return None
-        self._batcher.aim = self._aiming.aim()
-        return self._batcher.take(time.monotonic(), flush=flush)
+            return False
+        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once)
+        if taken is None:
+            return False
+        self._run(*taken)
+        return True
+
+    def _patience(self) -> float | None:
+        """How long to wait before the front is asked again, if nothing happens: until rows have lingered long enough. While
+        the model is busy there is nothing to ask: whoever runs it tells everybody when it is free."""
+        until = None if self._running >= self._at_once else self._front.next_time()
+        return None if until is None else max(0.0, until - time.monotonic())
 
     def _serve(self) -> None:
-        """The session's own thread: every batch when it is full, due, or complete because nobody can add to it."""
+        """The session's own thread."""
         with self._changed:
             while not self._closed:
-                spans = self._take(flush=self._nobody_can_add())
-                if spans is None:
-                    deadline = self._batcher.deadline()
-                    self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                else:
-                    self._run(spans)
+                if not self._run_next(idle=True):
+                    self._changed.wait(self._patience())
 
-    def _run(self, spans: list[Span[Request]]) -> None:
+    def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
         outcome: Outcome | PenstockError
-        aim = self._batcher.aim
         self._running += 1
         self._changed.release()
         try:
@@ -272,7 +256,7 @@ class InferenceSession:
             lane = request.lane
             given = batch if lane.handling is None else rows_of(batch)
             outcome = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
-            seconds = time.perf_counter() - started
+            ended = time.perf_counter()
             size = self._sampled_size(batch)
         except PenstockError as exc:
             outcome = exc
@@ -284,50 +268,21 @@ class InferenceSession:
             self._changed.acquire()
             self._running -= 1
             settle(spans, outcome)
-            self._changed.notify_all()
-        if isinstance(outcome, Outcome):
-            self._learn(spans, aim, row_count(batch), self._own_time(started, seconds), outcome.calls)
-            self._record_batch(row_count(batch), seconds, size)
-        if not isinstance(outcome, Outcome) or outcome.failures:
-            self._owner.metrics.count(self._keys["failed_batches_counter"])
-
-    # What is learned and measured.
-
-    def _own_time(self, started: float, seconds: float) -> float:
-        """How long the model worked on a batch: where batches take turns, without the time of the one before."""
-        before, self._ended = self._ended, max(self._ended, started + seconds)
-        return max(started + seconds - max(before, started), 0.0) if self._in_turn else seconds
-
-    def _learn(self, spans: list[Span[Request]], aim: Aim, rows: int, seconds: float, calls: int) -> None:
-        lengths = lengths_of(spans)
-        if lengths is not None:
-            self._owner.metrics.count(self._keys["useful_cost"], sum(lengths))
-            self._owner.metrics.count(self._keys["padded_cost"], rows * self._limits.padded_length(max(lengths)))
-        failed = self._model.take_out_of_memory()
-        if failed is None:
-            if calls == 1:  # how long the search for bad rows took, says nothing of the size
-                self._aiming.ran(aim, rows, lengths, seconds)
+            self._owner.settled()
+        if not isinstance(outcome, Outcome):
+            self._measures.failed()
             return
-        self._owner.metrics.count(self._keys["out_of_memory_counter"])
-        self._aiming.out_of_memory(failed, None if lengths is None else lengths[-failed:])
+        seconds = ended - started
+        too_large = outcome.out_of_memory
+        self._front.ran(spans, aim, seconds, ended, calls=outcome.calls, too_large=too_large)
+        self._measures.ran(spans, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
 
     def _sampled_size(self, batch: Block) -> int | None:
         """The bytes of some batches; None for others."""
-        return None if self._sizes.count % BYTES_SAMPLED_EVERY else self._model.byte_size(batch)
-
-    def _record_batch(self, rows: int, seconds: float, size: int | None) -> None:
-        self._sizes.record(rows)
-        self._latencies.record(seconds * 1e6)
-        if size is not None:
-            self._owner.metrics.record(self._keys["inference_request_batch_byte_size"], size)
+        self._batches += 1
+        return None if self._batches % BYTES_SAMPLED_EVERY != 1 else self._model.byte_size(batch)
 
     def hand_in_metrics(self) -> None:
-        """What is counted for every batch goes to the metrics now and then."""
-        if self._sizes.count:
-            metrics = self._owner.metrics
-            metrics.distribution_of(self._keys["inference_request_batch_size"]).merge(self._sizes)
-            metrics.distribution_of(self._keys["inference_batch_latency_micro_secs"]).merge(self._latencies)
-            self._sizes, self._latencies = Distribution(), Distribution()
-            found = self._aiming.explain()
-            if found is not None:
-                metrics.notes[self._keys["batch_size_found"]] = found
+        """What was measured goes to the metrics now and then."""
+        self._measures.found(self._front.explain())
+        hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import threading
 
+from penstock.inference.lane import Caller
+from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
 
 class Shared:
     """One lock for all sessions, `changed`, held only to decide, never while a model runs: a bundle that waits at one model
-    is a bundle that cannot add rows at another. It guards tickets, callers, batchers and the metrics."""
+    is a bundle that cannot add rows at another. It guards tickets, callers, fronts and the metrics."""
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         self.changed = threading.Condition()
         self.metrics = metrics
         self.around = around or Surroundings()
+        self._waiting: set[Caller] = set()
+
+    # Who waits, for the fronts of all sessions here. The lock is held. A caller that has its answers can add rows, even if
+    # its thread does not know yet.
+
+    def waits(self, caller: Caller, ticket: Ticket) -> None:
+        caller.waits_for = ticket
+        self._waiting.add(caller)
+        for lane, front in caller.fronts.items():
+            front.waits(lane)
+        self.changed.notify_all()
+
+    def goes(self, caller: Caller) -> None:
+        caller.waits_for = None
+        self._waiting.discard(caller)
+        for lane, front in caller.fronts.items():
+            front.goes(lane)
+
+    def settled(self) -> None:
+        """Some tickets are: whoever waited for them goes on."""
+        for caller in [each for each in self._waiting if not each.waiting]:
+            self.goes(caller)
+        self.changed.notify_all()

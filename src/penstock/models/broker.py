@@ -2,8 +2,8 @@
 
     clients (any process of this user) <-- Unix socket --> broker <-- socket pair --> the model's process, one per copy
 
-One loop waits for messages, deaths and deadlines; models/desk.py decides; what it says is done here. Rows and answers pass
-through as bytes or as descriptors of anonymous files.
+One loop waits for messages, deaths and deadlines; models/dispatch.py decides; what it says is done here. Rows and answers
+pass through as bytes or as descriptors of anonymous files.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 
 from penstock.batching.entry import Entry
 from penstock.errors import ModelLoadError
-from penstock.models.batch import Batch, Parcel
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
-from penstock.models.desk import Desk
+from penstock.models.dispatch import Dispatch
+from penstock.models.host_batches import Batch, Parcel
 from penstock.models.lines import Client, Held, Model
+from penstock.models.measures import Measures
 from penstock.models.messages import (
     Answers,
     Bring,
@@ -42,7 +43,6 @@ from penstock.models.messages import (
     Raised,
     Ran,
     Refused,
-    Report,
     Run,
     Shutdown,
     Started,
@@ -80,25 +80,25 @@ class Broker:
         self._listening = listening
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        self._desk = Desk(spec, time.monotonic())
+        self._dispatch = Dispatch(spec, time.monotonic())
         self._clients: dict[int, Client] = {}
         self._models: dict[int, Model] = {}
         self._owners: dict[str, Client | Model] = {}  # of segments
         self._lent: dict[tuple[str, int], set[Model]] = {}  # the clients' segments, and who may refer to them
         self._numbers = 0
         self._restarts = 0
-        self._reports: list[Report] = []  # that no client was told of
+        self._measures = Measures(spec.limits)  # that no client was told of
         self._noted = 0.0
         self._over = False
 
     def serve(self) -> None:
         while not self._over:
             now = time.monotonic()
-            for command in self._desk.decide(now):
+            for command in self._dispatch.decide(now):
                 self._do(command)
             if self._over:
                 break
-            until = self._desk.next_time(now)
+            until = self._dispatch.next_time()
             ready = self._selector.select(None if until is None else max(0.0, until - time.monotonic()))
             for key, events in ready:
                 self._hear(key, events)
@@ -159,19 +159,18 @@ class Broker:
             return
         self._numbers += 1
         client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
-        self._desk.joined(client.number)
+        self._dispatch.joined(client.number)
         client.line.send(Welcome(os.getpid()))
         for model in self._models.values():
             client.line.send(Started(model.process.pid))
 
     def _lost(self, owner: Client | Model) -> None:
-        now = time.monotonic()
         for name in [name for name, known in self._owners.items() if known is owner]:
             del self._owners[name]
         if isinstance(owner, Client):
             del self._clients[owner.number]
             owner.line.close()
-            self._desk.gone(owner.number, now)
+            self._dispatch.gone(owner.number, time.monotonic())
             return
         del self._models[owner.copy]
         how = owner.bury()
@@ -180,18 +179,18 @@ class Broker:
         for segment, number in list(self._lent):
             self._returned(owner, segment, [number])
         was_killed = owner.killed_because is not None
-        commands = self._desk.died(owner.copy, how, now)
+        commands = self._dispatch.died(owner.copy, how)
         self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
         for command in commands:
             self._do(command)
-        self._reports.append(Report(counters={"model_restarts": 1}))
+        self._measures.restarted()
 
     def _tell_death(self, how: str, commands: list[Command]) -> None:
         """One of the clients logs it: nothing is printed here."""
         if self._over or any(isinstance(command, GiveUp) for command in commands):
             return  # the error says it
         self._restarts += 1
-        what = f"the model's process {how}; it is started again, restart {self._restarts}{self._desk.outlook()}"
+        what = f"the model's process {how}; it is started again, restart {self._restarts}{self._dispatch.outlook()}"
         for client in list(self._clients.values())[:1]:
             client.line.send(Happened(what))
 
@@ -212,18 +211,18 @@ class Broker:
                 alone=message.alone,
                 bytes=message.size,
             )
-            self._desk.submitted(entry, time.monotonic())
+            self._dispatch.submitted(entry, time.monotonic())
         elif isinstance(message, Waits):
             if message.ticket is None or message.ticket in client.parcels:
                 parcel_number = None if message.ticket is None else client.parcels[message.ticket]
-                self._desk.waits(client.number, message.lane, parcel_number)
+                self._dispatch.parcels.waits((client.number, message.lane), parcel_number)
         elif isinstance(message, Goes):
-            self._desk.goes(client.number, message.lane)
+            self._dispatch.parcels.goes((client.number, message.lane))
         elif isinstance(message, Join):
-            self._desk.opened(client.number, message.lane)
+            self._dispatch.opened(client.number, message.lane)
         elif isinstance(message, Leave):
-            self._desk.closed(client.number, message.lane)
-            client.parcels = {t: number for t, number in client.parcels.items() if self._desk.is_left(number)}
+            self._dispatch.closed(client.number, message.lane)
+            client.parcels = {t: number for t, number in client.parcels.items() if self._dispatch.parcels.is_left(number)}
         elif isinstance(message, Freed):
             if (owner := self._owners.get(message.owner)) is not None:
                 owner.line.send(message)
@@ -233,24 +232,22 @@ class Broker:
     def _from_model(self, model: Model, message: Any, fds: list[int]) -> None:
         try:
             if isinstance(message, Loaded):
-                self._desk.loaded(model.copy)
-                self._reports.append(
-                    Report(values={"load_model_latency_milli_secs": message.seconds * 1e3, "model_byte_size": message.bytes})
-                )
+                self._dispatch.loaded(model.copy)
+                self._measures.loaded(message.seconds, message.bytes)
             elif isinstance(message, LoadFailed):
                 self._refuse_all(message.error)
             elif isinstance(message, Ran):
                 self._ran(model, message, fds)
             elif isinstance(message, Calling):
-                self._desk.calls(model.copy, message.batch, time.monotonic())
+                self._dispatch.calls(model.copy, message.batch, time.monotonic())
             elif isinstance(message, Freed):
                 self._returned(model, message.owner, message.numbers)
             elif isinstance(message, Raised):
-                batch = self._desk.ended(model.copy, message.batch, time.monotonic())
+                batch = self._dispatch.ended(model.copy, message.batch, time.monotonic())
                 if batch is not None:
                     for client, pieces in self._by_client(batch):
                         client.line.send(Refused(pieces, message.error))
-                    self._reports.append(Report(counters={"failed_batches_counter": 1}))
+                    self._measures.failed()
         finally:
             for fd in fds:
                 os.close(fd)
@@ -259,18 +256,17 @@ class Broker:
         now = time.monotonic()
         commands: list[Command] = []
         if message.again:
-            batch, commands = self._desk.exhausted(model.copy, message.batch, message.again, now)
+            batch, commands = self._dispatch.exhausted(model.copy, message.batch, message.again)
         else:
             failed = sum(len(failures) for _, _, failures in message.answers)
-            batch = self._desk.ended(model.copy, message.batch, now, failed)
+            batch = self._dispatch.ended(model.copy, message.batch, now, failed)
         if batch is None:
             return
-        seconds = message.seconds
-        if self._spec.in_turn:  # without the time of the batch before
-            seconds, model.ended = min(seconds, now - model.ended), now
-        if not message.again and (message.calls == 1 or message.out_of_memory is not None):
-            self._desk.learn(model.copy, batch, seconds, message.out_of_memory)
-        self._report(batch, message)
+        if not message.again:
+            calls, too_large, copy = message.calls, message.out_of_memory, model.copy
+            learn = self._dispatch.front.ran
+            learn(batch.spans, batch.aim, message.seconds, now, calls=calls, too_large=too_large, copy=copy)
+        self._report(batch, message, now)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
             if isinstance(payload, SegmentRef):
@@ -311,7 +307,7 @@ class Broker:
         elif isinstance(command, BreakBatch):
             for client, pieces in self._by_client(command.batch):
                 client.line.send(Broken(pieces, command.kind, command.message, command.batch.rows))
-            self._reports.append(Report(counters={"failed_batches_counter": 1}))
+            self._measures.failed()
         elif isinstance(command, GiveUp):
             self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
         elif isinstance(command, End):
@@ -321,7 +317,7 @@ class Broker:
         new: list[tuple[int, Payload, bytes]] = []
         fds: list[int] = []
         needed = {span.entry.item.number for span in batch.spans}
-        done = [number for number in model.sent - needed if not self._desk.is_left(number)]
+        done = [number for number in model.sent - needed if not self._dispatch.parcels.is_left(number)]
         model.sent.difference_update(done)
         for span in batch.spans:
             parcel = span.entry.item
@@ -351,7 +347,7 @@ class Broker:
         for number, pieces in found.items():
             for ticket in {ticket for ticket, _, _ in pieces}:
                 parcel = self._clients[number].parcels.get(ticket)
-                if parcel is not None and not self._desk.is_left(parcel):
+                if parcel is not None and not self._dispatch.parcels.is_left(parcel):
                     del self._clients[number].parcels[ticket]
         return [(self._clients[number], pieces) for number, pieces in found.items()]
 
@@ -363,24 +359,12 @@ class Broker:
 
     # What was measured.
 
-    def _report(self, batch: Batch, message: Ran) -> None:
-        failed = sum(failure is not None for _, _, failures in message.answers for failure in failures.values())
-        counters = {"failed_batches_counter": int(failed > 0)}
-        values = {"inference_request_batch_size": batch.rows, "inference_batch_latency_micro_secs": message.seconds * 1e6}
-        lengths = batch.lengths
-        if lengths is not None:
-            counters["useful_cost"] = sum(lengths)
-            counters["padded_cost"] = batch.rows * self._spec.limits.padded_length(max(lengths))
-        if message.out_of_memory is not None:
-            counters["out_of_memory_counter"] = 1
-        if message.size is not None:
-            values["inference_request_batch_byte_size"] = message.size
-        note = None
-        if time.monotonic() - self._noted > NOTES_EVERY:
-            self._noted = time.monotonic()
-            note = self._desk.explain()
-        self._reports.append(Report(counters, values, note))
+    def _report(self, batch: Batch, message: Ran, now: float) -> None:
+        failed = any(failure is not None for _, _, failures in message.answers for failure in failures.values())
+        size, too_large = message.size, message.out_of_memory
+        self._measures.ran(batch.spans, message.seconds, size=size, failed=failed, out_of_memory=too_large)
+        if now - self._noted > NOTES_EVERY:
+            self._noted = now
+            self._measures.found(self._dispatch.front.explain())
         for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
-            for report in self._reports:  # one that waits for answers: it will hand in what it hears before them
-                client.line.send(report)
-            self._reports.clear()
+            client.line.send(self._measures.take())  # one that waits for answers: it will hand in what it hears before them

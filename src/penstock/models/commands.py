@@ -1,10 +1,10 @@
-"""What a host's desk tells the broker to do."""
+"""What the dispatch of a host tells its broker to do."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from penstock.models.batch import Batch
+from penstock.models.host_batches import Batch
 
 
 class StartCopy(NamedTuple):

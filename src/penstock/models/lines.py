@@ -95,7 +95,6 @@ class Model:
     def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector, dumps: bool) -> None:
         self.copy = copy
         self.sent: set[int] = set()  # parcels whose rows it has
-        self.ended = 0.0  # when its last batch did
         self.killed_because: str | None = None
         self._selector = selector
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}

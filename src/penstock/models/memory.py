@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -18,6 +19,18 @@ def available_bytes() -> int:
         cache = re.search(r"^inactive_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
         available = min(available, int(limit) - int(used) + (int(cache[1]) if cache else 0))
     return max(0, available)
+
+
+def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:
+    """How large the files and folders are that a handler names; None if it names none, or one is not on this machine."""
+    found = []
+    try:
+        for path in map(Path, model_files()):
+            files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+            found += [each.stat().st_size for each in files]
+    except Exception:  # of the user's function, too: it is asked for a hint only
+        return None
+    return sum(found) if found else None
 
 
 def proportional_bytes() -> int:

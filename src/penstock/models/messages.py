@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.limits import BatchLimits
+from penstock.observe.metrics import Distribution
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -134,9 +135,9 @@ class Refused(NamedTuple):
 class Report(NamedTuple):
     """What was measured, told to one of the clients."""
 
-    counters: dict[str, int] = {}
-    values: dict[str, float] = {}
-    note: str | None = None
+    counters: dict[str, int]
+    distributions: dict[str, Distribution]
+    notes: dict[str, str]
 
 
 class Happened(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOAD_TIMEOUT = 1800.0  # seconds
+UNPACKED = 10  # times the size of its files that a model may take: they may be compressed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Place:
     copies: int = 1
     devices: tuple[str, ...] = ()  # GPUs that the copies are dealt out to
     timeout: float | None = None  # seconds for one call of the model
-    measured: bool = False  # whether the first copy is measured before there are more
+    measured: bool = False  # whether the first copy is measured before there are more, unless the model is small
 
     def describe(self, in_process: bool) -> str:
         if not self.hosted:
@@ -72,6 +73,11 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
         if holds:
             return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout)
     return Place(hosted=False, why="the default", measured=around.workers > 1)
+
+
+def is_small(file_bytes: int | None, copies: int, available: int) -> bool:
+    """Whether so many copies of a model fit in any case, by the size of its files."""
+    return file_bytes is not None and file_bytes * UNPACKED * copies < available
 
 
 def fits(model_bytes: int, more_copies: int, available: int) -> bool:

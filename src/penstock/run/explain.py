@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from penstock.batching.aim import Aiming
 from penstock.inference.spec import InferenceSpec
-from penstock.models.place import Surroundings, choose_place
+from penstock.models.memory import available_bytes, file_bytes
+from penstock.models.place import Surroundings, choose_place, is_small
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools
 from penstock.steps.stage import Outlet, Step
@@ -79,7 +80,7 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
     if spec.takes_columns():
         parts.append("takes columns")
-    if place.measured:
+    if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return f": {', '.join(parts)}"
 

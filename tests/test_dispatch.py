@@ -1,4 +1,4 @@
-"""The desk of a model host, driven through random runs by a simulator that keeps its own books, and rule by rule."""
+"""The dispatch of a model host, driven through random runs by a simulator that keeps its own books, and rule by rule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
-from penstock.models import desk as desks
-from penstock.models.batch import Batch, Parcel
+from penstock.models import dispatch as dispatches
 from penstock.models.commands import BreakBatch, End, GiveUp, KillCopy, RunBatch, StartCopy
-from penstock.models.desk import Desk
+from penstock.models.dispatch import Dispatch
+from penstock.models.front import LINGER
+from penstock.models.host_batches import Batch, Parcel
 from penstock.models.messages import HostSpec
 
 # Random runs.
@@ -87,7 +88,7 @@ class Process:
 
 
 class HostEndedError(Exception):
-    """The desk gave up, and may."""
+    """The dispatch gave up, and may."""
 
 
 class Simulator:
@@ -106,22 +107,23 @@ class Simulator:
             load_timeout=world.load_timeout,
         )
         self.now = 100.0
-        self.desk = Desk(self.spec, self.now)
+        self.dispatch = Dispatch(self.spec, self.now)
         self.processes: dict[int, Process] = {}
         self.failed_loads = dict.fromkeys(range(world.copies), 0)
         self.sent: dict[int, Sent] = {}
         self.lanes: dict[tuple[int, int], object] = {}  # open ones -> "adds", "waits", or the parcel that it waits for
         self.clients = set(range(world.clients))
         self.seconds = 0.0
+        self.ended: dict[int, float] = {}  # when a copy was last heard of
         self.alike = world.max_size is not None  # all copies aim at batches of the same size
         self.started: dict[int, float] = {}  # of batches that run: when they came to it
         self.called: set[tuple[int, int]] = set()
         self.harm: dict[tuple[int, int], int] = {}  # row -> processes that died with its batch alone, or hung in it
         self.suspects: set[tuple[int, int]] = set()
         for client in self.clients:
-            self.desk.joined(client)
+            self.dispatch.joined(client)
             for lane in range(world.lanes):
-                self.desk.opened(client, lane)
+                self.dispatch.opened(client, lane)
                 self.lanes[client, lane] = "adds"
 
     # Carrying out commands, as the broker would, and checking each.
@@ -129,13 +131,13 @@ class Simulator:
     def decide(self):
         for process in self.processes.values():
             self.take_late(process)
-        for command in self.desk.decide(self.now):
+        for command in self.dispatch.decide(self.now):
             self.do(command)
         assert all(process.state == "dying" for process in self.processes.values() if process.innocent)
         self.check_nothing_is_forgotten()
         self.check_next_time()
         for number, sent in self.sent.items():
-            assert self.desk.is_left(number) == sent.left
+            assert self.dispatch.parcels.is_left(number) == sent.left
 
     def take_late(self, process):
         """What should be noticed now: batches that have run for too long."""
@@ -276,7 +278,7 @@ class Simulator:
         return min(sent.arrived for sent in self.waiting())
 
     def patience(self):
-        lingers = min(desks.LINGER[1], max(desks.LINGER[0], self.seconds))
+        lingers = min(LINGER[1], max(LINGER[0], self.seconds))
         return lingers if self.world.max_wait is None else self.world.max_wait
 
     def hunted(self, batch):
@@ -284,10 +286,10 @@ class Simulator:
         return [] if batch.hunt is None else [(entry.item.number, at) for entry, at in batch.hunt.rows]
 
     def check_next_time(self):
-        time = self.desk.next_time(self.now)
+        time = self.dispatch.next_time()
         assert time is None or time > self.now, "the broker would spin"
         before = self.now + 1e6 if time is None else math.nextafter(time, 0)
-        assert self.desk.decide(before) == [], "something was due before"
+        assert self.dispatch.decide(before) == [], "something was due before"
 
     # What may happen.
 
@@ -329,28 +331,32 @@ class Simulator:
         sent.rows = dict.fromkeys(range(size), "queued")
         self.sent[number] = sent
         entry = Entry(Parcel(number, client, lane, number, None), size, group=sent.group, alone=alone)
-        self.desk.submitted(entry, self.now)
+        self.dispatch.submitted(entry, self.now)
 
     def wait(self, client, lane):
-        own = [n for n, sent in self.sent.items() if (sent.client, sent.lane) == (client, lane) and self.desk.is_left(n)]
+        own = [
+            n
+            for n, sent in self.sent.items()
+            if (sent.client, sent.lane) == (client, lane) and self.dispatch.parcels.is_left(n)
+        ]
         parcel = self.random.choice([None, *own])
-        self.desk.waits(client, lane, parcel)
+        self.dispatch.parcels.waits((client, lane), parcel)
         self.lanes[client, lane] = "waits" if parcel is None else parcel
 
     def go(self, client, lane):
-        self.desk.goes(client, lane)
+        self.dispatch.parcels.goes((client, lane))
         self.lanes[client, lane] = "adds"
 
     def close(self, client, lane):
-        self.desk.closed(client, lane)
+        self.dispatch.closed(client, lane)
         self.forget(client, lane)
         if self.random.random() < 0.5:  # another bundle comes
             lane = 1 + max(number for number in range(100) if any(number == n for _, n in [*self.lanes, (0, lane)]))
-            self.desk.opened(client, lane)
+            self.dispatch.opened(client, lane)
             self.lanes[client, lane] = "adds"
 
     def lose(self, client):
-        self.desk.gone(client, self.now)
+        self.dispatch.gone(client, self.now)
         self.clients.remove(client)
         for each, lane in list(self.lanes):
             if each == client:
@@ -364,34 +370,37 @@ class Simulator:
 
     def load(self, copy, process):
         process.loading = False
-        self.desk.loaded(copy)
+        self.dispatch.loaded(copy)
         if process.state == "starting":
             process.state = "ready"
             self.failed_loads[copy] = 0
 
     def end(self, copy, process, batch):
-        """It is answered, or raised: to the desk that is one."""
-        ended = self.desk.ended(copy, batch.number, self.now)
+        """It is answered, or raised: to the dispatch that is one."""
+        ended = self.dispatch.ended(copy, batch.number, self.now)
         assert ended is batch
-        assert self.desk.ended(copy, batch.number, self.now) is None
+        assert self.dispatch.ended(copy, batch.number, self.now) is None
         if self.random.random() < 0.8:
-            self.seconds = self.random.choice([0.0001, 0.01, 0.3, 5.0])
+            took = self.random.choice([0.0001, 0.01, 0.3, 5.0])
             short = self.random.random() < 0.1
             self.alike = self.alike and not short
-            self.desk.learn(copy, batch, self.seconds, batch.rows if short else None)
+            too_large = batch.rows if short else None
+            self.dispatch.front.ran(batch.spans, batch.aim, took, self.now, too_large=too_large, copy=copy)
+            self.seconds = min(took, self.now - self.ended.get(copy, 0.0)) if self.world.in_turn else took
+            self.ended[copy] = self.now
         process.batches.remove(batch)
         self.end_rows(batch, "running")
         self.begin(process)
 
     def die(self, copy, process):
         del self.processes[copy]
-        commands = self.desk.died(copy, "of boredom", self.now)
+        commands = self.dispatch.died(copy, "of boredom")
         if process.state == "dying" and not process.innocent:
             assert commands == [GiveUp("of boredom")]
             raise HostEndedError
         if process.state == "starting":
             self.failed_loads[copy] += 1
-            if self.failed_loads[copy] == desks.LOADS:
+            if self.failed_loads[copy] == dispatches.LOADS:
                 (command,) = commands
                 assert isinstance(command, GiveUp)
                 assert "died 5 times: of boredom" in command.message
@@ -414,7 +423,7 @@ class Simulator:
         self.now += self.random.choice([0.001, 0.1, 0.4])
 
     def let_all_time_pass(self):
-        self.now = max(self.now, self.desk.next_time(self.now) or 0.0)
+        self.now = max(self.now, self.dispatch.next_time() or 0.0)
 
     def run(self):
         self.decide()
@@ -427,7 +436,7 @@ class Simulator:
     def finish(self):
         """Nobody adds any more, and all goes well: everything that is wanted is answered before nothing can happen."""
         for client, lane in self.lanes:
-            self.desk.waits(client, lane, None)
+            self.dispatch.parcels.waits((client, lane), None)
             self.lanes[client, lane] = "waits"
         self.decide()
         for _ in range(10_000):
@@ -440,7 +449,7 @@ class Simulator:
                 break
             self.decide()
         assert not any(sent.left for sent in self.sent.values()), "rows wait, and nothing will ever happen"
-        assert self.desk.next_time(self.now) is None
+        assert self.dispatch.next_time() is None
 
 
 @pytest.mark.timeout(400)  # to find a small failing run takes its time
@@ -454,11 +463,11 @@ def test_random_runs(world, random):
         assert world.trouble, "it gave up without any trouble"
         return
     for client in simulator.clients:
-        simulator.desk.gone(client, simulator.now)
+        simulator.dispatch.gone(client, simulator.now)
     end = simulator.now + simulator.spec.grace
-    assert simulator.desk.next_time(simulator.now) == end
-    assert End() not in simulator.desk.decide(math.nextafter(end, 0))
-    assert simulator.desk.decide(end) == [End()]
+    assert simulator.dispatch.next_time() == end
+    assert End() not in simulator.dispatch.decide(math.nextafter(end, 0))
+    assert simulator.dispatch.decide(end) == [End()]
 
 
 @pytest.mark.timeout(400)  # to find a small failing run takes its time
@@ -476,45 +485,48 @@ def test_without_trouble_every_row_runs_once(world, random):
 
 
 class Host:
-    """A desk with one client, told in few words: a parcel is a letter, a batch the letters of its rows."""
+    """A dispatch with one client, told in few words: a parcel is a letter, a batch the letters of its rows."""
 
     def __init__(self, *, lanes=1, ready=True, max_size=4, max_wait=None, **given):
         limits = BatchLimits(max_size=max_size, max_wait=max_wait)
-        self.desk = Desk(HostSpec(name="step", program=b"", limits=limits, **given), 0.0)
+        self.dispatch = Dispatch(HostSpec(name="step", program=b"", limits=limits, **given), 0.0)
         self.numbers: dict[str, int] = {}
         self.at: dict[int, list[Batch]] = {}
-        self.desk.joined(1)
+        self.dispatch.joined(1)
         for lane in range(lanes):
-            self.desk.opened(1, lane)
+            self.dispatch.opened(1, lane)
         if ready:
             self.load(*range(given.get("copies", 1)))
 
     def load(self, *copies, now=0.0):
         assert self.decide(now) == [("start", copy) for copy in copies]
         for copy in copies:
-            self.desk.loaded(copy)
+            self.dispatch.loaded(copy)
 
     def submit(self, name, rows, now=0.0, lane=0, client=1, group=None, alone=False):
         self.numbers[name] = len(self.numbers) + 1
         parcel = Parcel(self.numbers[name], client, lane, 0, name)
-        self.desk.submitted(Entry(parcel, rows, group=group, alone=alone), now)
+        self.dispatch.submitted(Entry(parcel, rows, group=group, alone=alone), now)
 
     def waits(self, lane=0, name=None, client=1):
-        self.desk.waits(client, lane, None if name is None else self.numbers[name])
+        self.dispatch.parcels.waits((client, lane), None if name is None else self.numbers[name])
 
     def decide(self, now=0.0):
         """Commands as short tuples: ("start", copy), ("kill", copy), ("break", rows), ("end",), (copy, rows)."""
-        return self.short(self.desk.decide(now))
+        return self.short(self.dispatch.decide(now))
 
     def end(self, copy=0, now=0.0, index=0):
         """A copy answers the oldest batch it has; or another."""
         batch = self.at[copy].pop(index)
-        assert self.desk.ended(copy, batch.number, now) is batch
+        assert self.dispatch.ended(copy, batch.number, now) is batch
         return batch
+
+    def learn(self, batch, seconds, too_large=None):
+        self.dispatch.front.ran(batch.spans, batch.aim, seconds, 0.0, too_large=too_large)
 
     def die(self, copy=0, now=0.0, how="exit code 1"):
         self.at.pop(copy, None)
-        return self.desk.died(copy, how, now)
+        return self.dispatch.died(copy, how)
 
     def again(self, *copies, now=0.0):
         """New processes for copies that died; what they get to run."""
@@ -551,7 +563,7 @@ def letters(batch):
 def test_no_model_is_loaded_before_somebody_may_have_rows():
     host = Host(lanes=0, ready=False, copies=2)
     assert host.decide() == []
-    host.desk.opened(1, 0)
+    host.dispatch.opened(1, 0)
     assert host.decide() == [("start", 0), ("start", 1)]
     assert host.decide() == [], "they are coming"
 
@@ -560,7 +572,7 @@ def test_a_copy_that_is_not_loaded_gets_nothing():
     host = Host(copies=2, ready=False)
     host.submit("a", 8)
     assert host.decide() == [("start", 0), ("start", 1)]
-    host.desk.loaded(1)
+    host.dispatch.loaded(1)
     assert host.decide() == [(1, "aaaa"), (1, "aaaa")]
 
 
@@ -579,18 +591,18 @@ def test_lanes_that_are_closed_do_not_count_among_those_that_can_add():
     host.submit("a", 1)
     host.waits(0, "a")
     assert host.decide() == []
-    host.desk.closed(1, 1)
+    host.dispatch.closed(1, 1)
     assert host.decide() == [(0, "a")]
 
 
 def test_a_client_that_is_gone_cannot_add():
     host = Host()
-    host.desk.joined(2)
-    host.desk.opened(2, 0)
+    host.dispatch.joined(2)
+    host.dispatch.opened(2, 0)
     host.submit("a", 1)
     host.waits(0, "a")
     assert host.decide() == []
-    host.desk.gone(2, 0.0)
+    host.dispatch.gone(2, 0.0)
     assert host.decide() == [(0, "a")]
 
 
@@ -599,11 +611,11 @@ def test_a_free_copy_lingers_about_as_long_as_its_last_batch_took(seconds, linge
     host = Host()
     host.submit("a", 4)
     assert host.decide() == [(0, "aaaa")]
-    host.desk.learn(0, host.end(), seconds, None)
+    host.learn(host.end(), seconds, None)
     host.submit("b", 1, now=64.0)
     host.submit("c", 1, now=64.001)
     assert host.decide(64.001) == []
-    until = host.desk.next_time(64.001)
+    until = host.dispatch.next_time()
     assert until == 64 + lingers
     assert host.decide(math.nextafter(until, 0)) == []
     assert host.decide(until) == [(0, "bc")]
@@ -623,7 +635,7 @@ def test_rows_that_waited_while_the_copy_was_busy_do_not_wait_again():
     host.decide()
     host.submit("b", 1, now=0.0)
     assert host.decide(0.9) == [], "it may grow"
-    host.desk.learn(0, host.end(now=1.0), 0.5, None)
+    host.learn(host.end(now=1.0), 0.5, None)
     assert host.decide(1.0) == [(0, "b")]
 
 
@@ -631,7 +643,7 @@ def test_with_a_duration_only_the_deadline_counts():
     host = Host(max_wait=5.0)
     host.submit("a", 1, now=1.0)
     assert host.decide(1.0) == []
-    assert host.desk.next_time(1.0) == 6.0
+    assert host.dispatch.next_time() == 6.0
     host.submit("b", 1, now=5.0)
     assert host.decide(math.nextafter(6.0, 0)) == []
     assert host.decide(6.0) == [(0, "ab")]
@@ -653,7 +665,7 @@ def test_with_a_duration_a_due_batch_uses_a_place_that_is_free():
     assert host.decide() == [(0, "aaaa")]
     host.submit("b", 1, now=1.0)
     assert host.decide(1.0) == []
-    assert host.desk.next_time(1.0) == 6.0
+    assert host.dispatch.next_time() == 6.0
     assert host.decide(6.0) == [(0, "b")]
 
 
@@ -726,10 +738,10 @@ def test_a_lane_waits_until_its_parcel_is_answered_and_no_longer():
     host.waits(0, "a")
     assert host.decide() == [(0, "aaaa")]
     host.end()
-    assert host.desk.is_left(host.numbers["a"])
+    assert host.dispatch.parcels.is_left(host.numbers["a"])
     assert host.decide() == [(0, "a")], "one row of it is left, and nobody can add"
     host.end()
-    assert not host.desk.is_left(host.numbers["a"])
+    assert not host.dispatch.parcels.is_left(host.numbers["a"])
     host.submit("b", 1, now=9.0)
     assert host.decide(9.0) == [], "the lane can add again"
 
@@ -754,7 +766,7 @@ def test_a_lane_that_waits_for_nothing_in_particular_says_when_it_goes_on():
     host.submit("b", 1)
     assert host.decide() == [(0, "b")], "it still waits"
     host.end()
-    host.desk.goes(1, 0)
+    host.dispatch.parcels.goes((1, 0))
     host.submit("c", 1)
     assert host.decide() == []
 
@@ -766,7 +778,7 @@ def test_what_comes_too_late_to_matter():
     host.end()
     host.waits(0, "a")  # answered meanwhile
     host.waits(7)  # no such lane
-    host.desk.goes(1, 7)
+    host.dispatch.parcels.goes((1, 7))
     host.submit("b", 1)
     assert host.decide() == []
 
@@ -778,8 +790,8 @@ def test_a_lane_that_closes_takes_its_rows_along():
     host = Host(lanes=2)
     host.submit("a", 3)
     host.submit("b", 2, lane=1)
-    host.desk.closed(1, 0)
-    assert not host.desk.is_left(host.numbers["a"])
+    host.dispatch.closed(1, 0)
+    assert not host.dispatch.parcels.is_left(host.numbers["a"])
     assert host.decide() == []
     host.waits(1, "b")
     assert host.decide() == [(0, "bb")]
@@ -787,14 +799,14 @@ def test_a_lane_that_closes_takes_its_rows_along():
 
 def test_a_client_that_is_lost_takes_its_rows_along():
     host = Host()
-    host.desk.joined(2)
+    host.dispatch.joined(2)
     for lane in (0, 1):
-        host.desk.opened(2, lane)
+        host.dispatch.opened(2, lane)
     host.submit("a", 1, client=2)
     host.submit("b", 1, client=2, lane=1)
     host.submit("c", 1)
     host.waits(0, "c")
-    host.desk.gone(2, 0.0)
+    host.dispatch.gone(2, 0.0)
     assert host.decide() == [(0, "c")]
 
 
@@ -803,9 +815,9 @@ def test_what_runs_for_nobody_ends_like_the_rest():
     host.submit("a", 1)
     host.submit("b", 3, lane=1)
     assert host.decide() == [(0, "abbb")]
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     host.end()
-    assert not host.desk.is_left(host.numbers["b"])
+    assert not host.dispatch.parcels.is_left(host.numbers["b"])
 
 
 def test_what_waits_to_run_again_is_forgotten_too():
@@ -814,7 +826,7 @@ def test_what_waits_to_run_again_is_forgotten_too():
     host.submit("b", 4, lane=1)
     assert host.decide() == [(0, "aaaa"), (0, "bbbb")]
     host.die()
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     assert host.again(0) == [(0, "bbbb")]
 
 
@@ -825,8 +837,8 @@ def test_what_waits_to_run_again_is_forgotten_when_the_last_of_its_lanes_closes(
     host.submit("c", 4, lane=2)
     assert host.decide() == [(0, "aabb"), (0, "cccc")]
     host.die()
-    host.desk.closed(1, 0)
-    host.desk.closed(1, 1)
+    host.dispatch.closed(1, 0)
+    host.dispatch.closed(1, 1)
     assert host.again(0) == [(0, "cccc")]
 
 
@@ -836,7 +848,7 @@ def test_what_is_wanted_by_one_of_its_lanes_runs_again_whole():
     host.submit("b", 2, lane=1)
     assert host.decide() == [(0, "aabb")]
     host.die()
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     assert host.again(0) == [(0, "aabb")]
 
 
@@ -845,7 +857,7 @@ def test_what_runs_for_nobody_does_not_run_again():
     host.submit("a", 4)
     host.submit("b", 4, lane=1)
     assert host.decide() == [(0, "aaaa"), (0, "bbbb")]
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     assert host.die() == []
     assert host.again(0) == [(0, "bbbb")]
 
@@ -860,9 +872,9 @@ def test_only_the_late_batch_breaks_and_the_others_run_again_uncharged():
     host.submit("b", 1)
     host.submit("c", 1)
     assert host.decide(1.0) == [(0, "b"), (0, "c")]
-    assert host.desk.next_time(1.0) == 5.0
+    assert host.dispatch.next_time() == 5.0
     assert host.decide(math.nextafter(5.0, 0)) == []
-    commands = host.desk.decide(5.0)
+    commands = host.dispatch.decide(5.0)
     assert "timeout of 5 s" in commands[0].message
     assert commands[0].kind == "timed out"
     assert host.short(commands) == [("break", "a"), ("kill", 0)]
@@ -870,7 +882,7 @@ def test_only_the_late_batch_breaks_and_the_others_run_again_uncharged():
     assert host.die(now=100.0) == []
     assert host.again(0, now=200.0) == [(0, "b"), (0, "c")], "they have company: nobody suspects them"
     assert [(batch.deaths, batch.suspect) for batch in host.at[0]] == [(0, False)] * 2
-    assert host.desk.next_time(200.0) == 205.0, "and all of their time"
+    assert host.dispatch.next_time() == 205.0, "and all of their time"
 
 
 def test_a_late_batch_that_is_answered_after_all_is_not_answered_twice():
@@ -879,7 +891,7 @@ def test_a_late_batch_that_is_answered_after_all_is_not_answered_twice():
     host.decide()
     (late,) = host.at[0]
     assert ("kill", 0) in host.decide(5.0)
-    assert host.desk.ended(0, late.number, 5.1) is None
+    assert host.dispatch.ended(0, late.number, 5.1) is None
 
 
 def test_an_answer_that_was_on_its_way_when_the_process_was_killed_charges_nobody():
@@ -890,7 +902,7 @@ def test_an_answer_that_was_on_its_way_when_the_process_was_killed_charges_nobod
     assert host.decide(1.0) == [(0, "b"), (0, "b")]
     assert host.decide(5.0) == [("break", "a"), ("kill", 0)]
     host.end(now=5.1)
-    assert host.desk.next_time(5.1) is None
+    assert host.dispatch.next_time() is None
     (left,) = host.at[0]
     assert host.die(now=5.2) == []
     assert (left.deaths, left.suspect) == (0, False)
@@ -903,7 +915,7 @@ def test_a_batch_that_runs_again_has_all_of_its_time():
     host.die(now=4.0)
     assert host.again(0, now=7.0) == [(0, "a")]
     assert host.decide(7.0) == []
-    assert host.desk.next_time(7.0) == 12.0
+    assert host.dispatch.next_time() == 12.0
     assert host.decide(12.0) == [("break", "a"), ("kill", 0)]
 
 
@@ -912,7 +924,7 @@ def test_time_counts_from_when_a_batch_runs_not_from_when_it_waits():
     host.submit("a", 2)
     assert host.decide() == [(0, "a"), (0, "a")]
     host.end(now=3.0)
-    assert host.desk.next_time(3.0) == 8.0
+    assert host.dispatch.next_time() == 8.0
     assert host.decide(5.0) == []
     assert host.decide(8.0) == [("break", "a"), ("kill", 0)]
 
@@ -928,14 +940,14 @@ def test_batches_that_take_turns_have_their_time_one_after_the_other(in_turn, la
 def test_loading_may_take_so_long():
     host = Host(ready=False, load_timeout=30.0, copies=2)
     assert host.decide(1.0) == [("start", 0), ("start", 1)]
-    host.desk.loaded(1)
-    assert host.desk.next_time(1.0) == 31.0
+    host.dispatch.loaded(1)
+    assert host.dispatch.next_time() == 31.0
     assert host.decide(math.nextafter(31.0, 0)) == []
-    (command,) = host.desk.decide(31.0)
+    (command,) = host.dispatch.decide(31.0)
     assert command.copy == 0
     assert "30 s that loading may take (load_timeout)" in command.why
     assert host.decide(40.0) == []
-    assert host.desk.next_time(40.0) is None
+    assert host.dispatch.next_time() is None
     assert host.die(0, now=41.0, how="too slow") == [GiveUp("too slow")]
 
 
@@ -944,7 +956,7 @@ def test_a_process_that_was_loaded_just_after_it_was_killed_gets_no_rows():
     host.submit("a", 4)
     assert host.decide() == [("start", 0)]
     assert host.decide(30.0) == [("kill", 0)]
-    host.desk.loaded(0)
+    host.dispatch.loaded(0)
     assert host.decide(30.0) == []
     assert host.die(now=30.1, how="too slow") == [GiveUp("too slow")]
 
@@ -962,7 +974,7 @@ def test_a_row_whose_process_dies_again_and_again_is_broken():
     (command,) = host.die(how="exit code 3")
     assert (command.kind, letters(command.batch)) == ("crashed", "a")
     assert command.message == "the model's process died with these rows: exit code 3"
-    assert not host.desk.is_left(host.numbers["a"])
+    assert not host.dispatch.parcels.is_left(host.numbers["a"])
     host.submit("b", 1)
     assert host.again(0) == [(0, "b")]
 
@@ -1034,7 +1046,7 @@ def test_suspects_wait_for_an_empty_copy_but_do_not_hold_up_another():
     assert host.decide() == [], "the other copy still runs something"
     host.end(1)
     assert host.decide() == [(1, "a")]
-    host.desk.loaded(0)
+    host.dispatch.loaded(0)
     assert host.decide() == [(0, "a")]
 
 
@@ -1055,18 +1067,18 @@ class Hunted:
         self.host.waits()
         while self.step():
             assert self.restarts < 100
-        assert not self.host.desk.is_left(1)
+        assert not self.host.dispatch.parcels.is_left(1)
 
     def step(self):
         host = self.host
-        commands = host.desk.decide(self.now)
+        commands = host.dispatch.decide(self.now)
         host.short(commands)
         for command in commands:
             if isinstance(command, StartCopy):
                 self.restarts += 1
-                host.desk.loaded(0)
+                host.dispatch.loaded(0)
             elif isinstance(command, KillCopy):
-                assert host.desk.died(0, "killed", self.now) == []
+                assert host.dispatch.died(0, "killed") == []
                 host.at.clear()
             elif isinstance(command, BreakBatch):
                 self.broken += indices(command.batch)
@@ -1126,14 +1138,14 @@ class Leaking:
         self.restarts = -copies
         self.host.submit("a", rows)
         self.host.waits()
-        self.do(self.host.desk.decide(0.0))
+        self.do(self.host.dispatch.decide(0.0))
         while any(self.host.at.values()):
             for copy in range(copies):
                 if self.host.at.get(copy):
                     self.call(copy)
-            self.do(self.host.desk.decide(0.0))
+            self.do(self.host.dispatch.decide(0.0))
             assert self.restarts < 200
-        assert not self.host.desk.is_left(1)
+        assert not self.host.dispatch.parcels.is_left(1)
 
     def do(self, commands):
         self.host.short(commands)
@@ -1141,12 +1153,12 @@ class Leaking:
             if isinstance(command, StartCopy):
                 self.restarts += 1
                 self.used[command.copy] = 0
-                self.host.desk.loaded(command.copy)
-                self.do(self.host.desk.decide(0.0))
+                self.host.dispatch.loaded(command.copy)
+                self.do(self.host.dispatch.decide(0.0))
             elif isinstance(command, KillCopy):
-                assert self.host.desk.died(command.copy, "killed", 0.0) == []
+                assert self.host.dispatch.died(command.copy, "killed") == []
                 self.host.at[command.copy] = []
-                self.do(self.host.desk.decide(0.0))
+                self.do(self.host.dispatch.decide(0.0))
             elif isinstance(command, BreakBatch):
                 self.blamed += indices(command.batch)
 
@@ -1161,11 +1173,11 @@ class Leaking:
             fitting = []
         left = [at for at, row in enumerate(rows) if row not in fitting]
         if left and not batch.final:
-            _, commands = self.host.desk.exhausted(copy, batch.number, left, 0.0)
+            _, commands = self.host.dispatch.exhausted(copy, batch.number, left)
             self.answered += fitting
             self.do(commands)
         else:
-            assert self.host.desk.ended(copy, batch.number, 0.0, len(left)) is batch
+            assert self.host.dispatch.ended(copy, batch.number, 0.0, len(left)) is batch
             self.answered += fitting
             self.blamed += [rows[at] for at in left]
 
@@ -1197,7 +1209,7 @@ def test_a_row_that_did_not_fit_runs_in_a_fresh_process_though_another_is_free()
     host.submit("c", 2)
     assert host.decide() == [(0, "bb"), (1, "cc")]
     batch = host.at[0].pop()
-    assert host.short(host.desk.exhausted(0, batch.number, [0], 0.0)[1]) == [("kill", 0)]
+    assert host.short(host.dispatch.exhausted(0, batch.number, [0])[1]) == [("kill", 0)]
     host.end(1)
     assert host.decide() == []
     host.die(0)
@@ -1213,7 +1225,7 @@ def test_a_hunt_ends_with_its_lane():
     host.die()
     assert host.again(0) == [(0, "aaaa")]
     host.die()
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     assert host.again(0) == [(0, "bbbb")]
 
 
@@ -1236,16 +1248,16 @@ def test_deaths_after_loading_do_not_count_as_failed_loads():
             assert host.decide() == [("start", 0)]
             assert host.die() == []
         assert host.decide() == [("start", 0)]
-        host.desk.loaded(0)
+        host.dispatch.loaded(0)
         assert host.die() == []
 
 
 def test_a_copy_that_dies_when_nobody_is_there_is_not_started_again():
     host = Host()
-    host.desk.closed(1, 0)
+    host.dispatch.closed(1, 0)
     host.die()
     assert host.decide() == []
-    host.desk.opened(1, 1)
+    host.dispatch.opened(1, 1)
     assert host.decide() == [("start", 0)]
 
 
@@ -1253,24 +1265,24 @@ def test_a_copy_that_dies_when_nobody_is_there_is_not_started_again():
 
 
 def test_it_waits_a_while_for_the_first_client():
-    desk = Desk(HostSpec(name="step", program=b"", limits=BatchLimits(), grace=3.0), 10.0)
-    assert desk.next_time(10.0) == 13.0
-    assert desk.decide(math.nextafter(13.0, 0)) == []
-    assert desk.decide(13.0) == [End()]
+    dispatch = Dispatch(HostSpec(name="step", program=b"", limits=BatchLimits(), grace=3.0), 10.0)
+    assert dispatch.next_time() == 13.0
+    assert dispatch.decide(math.nextafter(13.0, 0)) == []
+    assert dispatch.decide(13.0) == [End()]
 
 
 def test_it_ends_a_while_after_the_last_client_has_left():
     host = Host(grace=3.0)
-    host.desk.joined(2)
-    host.desk.gone(1, 10.0)
-    assert host.desk.next_time(10.0) is None
-    host.desk.gone(2, 20.0)
-    assert host.desk.next_time(20.0) == 23.0
+    host.dispatch.joined(2)
+    host.dispatch.gone(1, 10.0)
+    assert host.dispatch.next_time() is None
+    host.dispatch.gone(2, 20.0)
+    assert host.dispatch.next_time() == 23.0
     assert host.decide(22.0) == []
-    host.desk.joined(3)
-    assert host.desk.next_time(22.0) is None
+    host.dispatch.joined(3)
+    assert host.dispatch.next_time() is None
     assert host.decide(99.0) == [], "somebody came in time"
-    host.desk.gone(3, 100.0)
+    host.dispatch.gone(3, 100.0)
     assert host.decide(103.0) == [("end",)]
 
 
@@ -1291,7 +1303,7 @@ def test_batches_are_smaller_after_memory_ran_out():
     host = Host(max_size=8)
     host.submit("a", 16)
     host.decide()
-    host.desk.learn(0, host.end(), 1.0, 5)
+    host.learn(host.end(), 1.0, 5)
     host.end()
     host.submit("b", 8)
     assert {len(rows) for _, rows in host.decide()} <= {1, 2, 3, 4}

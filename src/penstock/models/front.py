@@ -1,0 +1,153 @@
+"""The front of a model: who may add rows, which rows wait, and when a batch of them leaves. Pure: the time is passed in.
+
+    callers -> lanes -> rows by model and group -> a batch, for a copy that asks
+
+One rule for every place where a model lives. The session in a process and the broker of a host tell the front what happens,
+and carry out what it says; neither decides when a batch leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+from penstock.batching.aim import Aiming
+from penstock.batching.batcher import Batcher
+from penstock.batching.entry import Aim, Entry, Span, lengths_of, rows_in
+from penstock.batching.limits import BatchLimits
+
+T = TypeVar("T")
+
+LINGER = (0.002, 1.0)  # seconds that rows wait at most for others that may come: the least, the most
+
+
+class Front(Generic[T]):
+    """A full batch leaves at once. For a copy that is idle, others leave too: when no lane can add to them, as all of them
+    wait; when their oldest row has waited for max_wait; or, where there is no max_wait, when it has lingered for about as
+    long as the last batch took. So a lane that is open and adds nothing holds nobody up.
+
+    `eager`: the model has a process of its own, and what has lingered leaves whether anybody waits or not. Where batches run
+    on the callers' own threads, it leaves for those who wait: one caller alone makes full batches at its own pace.
+
+    Lanes are whatever the user of the front tells its callers apart by. A lane that waits adds nothing until it goes on.
+    """
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        by_length: bool = False,
+        *,
+        copies: int = 1,
+        most_seconds: float | None = None,
+        in_turn: bool = False,
+        eager: bool = False,
+    ) -> None:
+        """most_seconds: for a batch of a size that is searched for. in_turn: the batches of a copy that run at the same
+        time take turns on its device."""
+        self.lanes: set[Any] = set()
+        self._waiting: set[Hashable] = set()  # of the lanes
+        self._copies = copies
+        self._most_seconds = most_seconds
+        self._in_turn = in_turn
+        self._eager = eager
+        self._batcher: Batcher[T] = Batcher(limits)
+        self._aimings: dict[Hashable, list[Aiming]] = {}  # by model, of each copy
+        self._seconds = 0.0  # that the last batch took
+        self._ended = [-math.inf] * copies  # when the last batch of a copy did
+        self.register(None, limits, by_length)
+
+    def register(self, model: Hashable, limits: BatchLimits, by_length: bool = False) -> None:
+        """A model with limits of its own, and a search of its own for the size of its batches: entries name it. The limits
+        given at first are those of all others."""
+        self._aimings[model] = [Aiming(limits, by_length, self._most_seconds) for _ in range(self._copies)]
+        self._batcher.register(model, limits, [aiming.aim() for aiming in self._aimings[model]])
+
+    # Who is there.
+
+    def opened(self, lane: Hashable) -> None:
+        self.lanes.add(lane)
+
+    def closed(self, lane: Hashable) -> None:
+        """No more rows come by it; those that wait, nobody wants."""
+        self.lanes.discard(lane)
+        self._waiting.discard(lane)
+        self._batcher.discard(lane)
+
+    def waits(self, lane: Hashable) -> None:
+        if lane in self.lanes:
+            self._waiting.add(lane)
+
+    def goes(self, lane: Hashable) -> None:
+        self._waiting.discard(lane)
+
+    # Rows.
+
+    @property
+    def rows(self) -> int:
+        """How many wait."""
+        return self._batcher.waiting
+
+    def add(self, entry: Entry[T], lane: Hashable, now: float) -> None:
+        entry.owner = lane
+        self._batcher.add(entry, now)
+
+    def take(self, now: float, *, idle: bool, copy: int = 0) -> tuple[list[Span[T]], Aim] | None:
+        """The next batch for a copy, if one may leave: any if it is idle, else a full one; and the aim it was cut for."""
+        if idle:
+            nobody_can_add = len(self._waiting) == len(self.lanes)
+            spans = self._batcher.take(now, flush=nobody_can_add, linger=self._linger(), copy=copy)
+        else:
+            spans = self._batcher.take(-math.inf, copy=copy)
+        return None if spans is None else (spans, self._batcher.aim_of(spans[0].entry.model, copy))
+
+    def next_time(self) -> float | None:
+        """When an idle copy should ask again, if nothing happens before; None: not before something does."""
+        return self._batcher.deadline(self._linger())
+
+    def _linger(self) -> float:
+        """How long rows without a deadline wait for others."""
+        least, most = LINGER
+        return min(most, max(least, self._seconds)) if self._eager or self._waiting else math.inf
+
+    # What is learned.
+
+    def ran(
+        self,
+        spans: list[Span[T]],
+        aim: Aim | None,
+        seconds: float,
+        ended: float,
+        *,
+        calls: int = 1,
+        too_large: int | None = None,
+        copy: int = 0,
+    ) -> None:
+        """A batch is answered, after so many calls. `aim`: that it was cut for; None if it teaches nothing about sizes.
+        `too_large`: so many of its rows did not fit into memory together."""
+        if self._in_turn:  # without the time of the one before
+            before, self._ended[copy] = self._ended[copy], max(self._ended[copy], ended)
+            seconds = max(0.0, min(seconds, ended - before))
+        if too_large is not None:
+            self._seconds = seconds
+            self.out_of_memory(spans, too_large, copy)
+        elif calls == 1:  # how long the search for bad rows took, says nothing
+            self._seconds = seconds
+            if aim is not None:
+                aiming = self._aiming(spans, copy)
+                aiming.ran(aim, rows_in(spans), lengths_of(spans), seconds)
+                if aiming.aim() is not aim:
+                    self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
+
+    def out_of_memory(self, spans: list[Span[T]], rows: int, copy: int = 0) -> None:
+        """So many rows of a batch, the last ones, did not fit into memory together."""
+        lengths, aiming = lengths_of(spans), self._aiming(spans, copy)
+        aiming.out_of_memory(rows, None if lengths is None else lengths[-rows:])
+        self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
+
+    def explain(self) -> str | None:
+        """The size that was found, and why; None where the user set it."""
+        return self._aimings[None][0].explain()
+
+    def _aiming(self, spans: list[Span[T]], copy: int) -> Aiming:
+        return (self._aimings.get(spans[0].entry.model) or self._aimings[None])[copy]

@@ -1,0 +1,97 @@
+"""What a host passes around: parcels of rows, batches of them, and which rows are still to be answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from penstock.batching.entry import Aim, Entry, Span, rows_in
+from penstock.models.front import Front
+
+if TYPE_CHECKING:
+    from penstock.models.hunt import Hunt
+
+Lane: TypeAlias = tuple[int, int]  # the client, and a lane of its own
+
+
+class Parcel(NamedTuple):
+    """Rows that a client submitted together: what the front carries."""
+
+    number: int
+    client: int
+    lane: int
+    ticket: int
+    content: Any  # the broker's own
+
+
+@dataclass(eq=False)
+class Batch:
+    number: int
+    spans: list[Span[Parcel]]
+    aim: Aim | None = None  # that it was cut for; None: it runs again, and teaches nothing about sizes
+    deaths: int = 0  # of processes that held this batch alone
+    suspect: bool = False  # a process died with it: it now runs alone
+    started: float | None = None
+    hunt: Hunt | None = None  # that this is a part of
+    fresh: bool = False  # it needs a process that has run nothing: another had not enough memory for it
+    final: bool = False  # a row that did not fit alone, and runs in such a process: what comes of that counts
+
+    @property
+    def rows(self) -> int:
+        return rows_in(self.spans)
+
+
+class Parcels:
+    """The parcels of all lanes of a host, until they are answered. A lane waits until one of them is."""
+
+    def __init__(self, front: Front[Parcel]) -> None:
+        self._front = front
+        self._waits_for: dict[Lane, int | None] = {}  # a parcel; None: the lane says itself when it goes on
+        self._left: dict[int, int] = {}  # rows of a parcel that are not answered
+        self._of: dict[Lane, set[int]] = {}  # of a lane, those that are not answered
+
+    def submitted(self, entry: Entry[Parcel], now: float) -> None:
+        lane = entry.item.client, entry.item.lane
+        self._left[entry.item.number] = entry.size
+        self._of.setdefault(lane, set()).add(entry.item.number)
+        self._front.add(entry, lane, now)
+
+    def waits(self, lane: Lane, parcel: int | None) -> None:
+        """The lane adds nothing until the rows of this parcel are answered; or, for None, until it goes on."""
+        if lane in self._front.lanes and (parcel is None or parcel in self._left):
+            self._waits_for[lane] = parcel
+            self._front.waits(lane)
+
+    def goes(self, lane: Lane) -> None:
+        self._waits_for.pop(lane, None)
+        self._front.goes(lane)
+
+    def close(self, lane: Lane) -> None:
+        """What it has submitted, nobody wants any more: what waits is forgotten; what runs, runs for nobody."""
+        self._waits_for.pop(lane, None)
+        self._front.closed(lane)
+        for number in self._of.pop(lane, ()):
+            self._left.pop(number, None)
+
+    def is_left(self, parcel: int) -> bool:
+        """Whether some rows of a parcel are still to be answered."""
+        return parcel in self._left
+
+    def are_wanted(self, spans: Iterable[Span[Parcel]]) -> bool:
+        """Whether some of these rows are."""
+        return any(span.entry.item.number in self._left for span in spans)
+
+    def settle(self, spans: Iterable[Span[Parcel]]) -> None:
+        """These rows are answered, or have failed."""
+        for entry, start, stop in spans:
+            number, lane = entry.item.number, (entry.item.client, entry.item.lane)
+            left = self._left.get(number)
+            if left is None:
+                continue  # nobody wants it any more
+            self._left[number] = left - (stop - start)
+            if not self._left[number]:
+                del self._left[number]
+                self._of[lane].discard(number)
+                if self._waits_for.get(lane) == number:
+                    self.goes(lane)

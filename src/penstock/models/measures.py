@@ -1,0 +1,81 @@
+"""What is measured of a model and its batches, by the names that users see. Used where the model is: in a process, or in
+the broker of a host, which sends it to a client now and then."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from penstock.batching.entry import Span, lengths_of, rows_in
+from penstock.batching.limits import BatchLimits
+from penstock.models.messages import Report
+from penstock.observe.metrics import Distribution, MetricKey, Metrics
+
+T = TypeVar("T")
+
+
+class Measures:
+    """Of one model, since the last report. Not locked."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._report = Report({}, {}, {})
+
+    def loaded(self, seconds: float, size: int) -> None:
+        self._record("load_model_latency_milli_secs", seconds * 1e3)
+        self._record("model_byte_size", size)
+
+    def ran(
+        self, spans: list[Span[T]], seconds: float, *, size: int | None, failed: bool, out_of_memory: int | None
+    ) -> None:
+        """A batch, of so many bytes if that was looked at, is answered. `failed`: with failures among the answers."""
+        rows, lengths = rows_in(spans), lengths_of(spans)
+        self._record("inference_request_batch_size", rows)
+        self._record("inference_batch_latency_micro_secs", seconds * 1e6)
+        if size is not None:
+            self._record("inference_request_batch_byte_size", size)
+        if lengths is not None:
+            self._count("useful_cost", sum(lengths))
+            self._count("padded_cost", rows * self._limits.padded_length(max(lengths)))
+        if out_of_memory is not None:
+            self._count("out_of_memory_counter")
+        if failed:
+            self.failed()
+
+    def failed(self) -> None:
+        """A batch is not answered, or not all of it."""
+        self._count("failed_batches_counter")
+
+    def restarted(self) -> None:
+        self._count("model_restarts")
+
+    def placed(self, where: str) -> None:
+        self._report.notes["model_place"] = where
+
+    def found(self, size: str | None) -> None:
+        """What the search for a size has found from these batches, in words."""
+        if size is not None and self._report.distributions:
+            self._report.notes["batch_size_found"] = size
+
+    def take(self) -> Report:
+        report, self._report = self._report, Report({}, {}, {})
+        return report
+
+    def _count(self, name: str, n: int = 1) -> None:
+        counters = self._report.counters
+        counters[name] = counters.get(name, 0) + n
+
+    def _record(self, name: str, value: float) -> None:
+        known = self._report.distributions.get(name)
+        if known is None:
+            known = self._report.distributions[name] = Distribution()
+        known.record(value)
+
+
+def hand_in(report: Report, metrics: Metrics, step: str, namespace: str) -> None:
+    """Add what was measured of a step's model to the metrics of this process."""
+    for name, count in report.counters.items():
+        metrics.count(MetricKey(step, namespace, name), count)
+    for name, distribution in report.distributions.items():
+        metrics.distribution_of(MetricKey(step, namespace, name)).merge(distribution)
+    for name, note in report.notes.items():
+        metrics.notes[MetricKey(step, namespace, name)] = note
