@@ -14,10 +14,12 @@ from penstock.io.source import Source
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.pipeline.pipeline import Graph
-from penstock.run.coordinator import Coordinator, Tally
+from penstock.run.coordinator import Coordinator
+from penstock.run.fleet import Died, Done, Progress, Ready
+from penstock.run.outcomes import Tally
+from penstock.run.outputs import AtTheEnd
 from penstock.run.plan import make_plan
-from penstock.run.protocol import Died, Done, Progress, Ready
-from penstock.run.schedule import PoolSize, Scheduler
+from penstock.run.setup import Job, lay_out, list_sources, set_up
 from penstock.steps.bundle import Assignment, BundleResult, StageRunner
 from penstock.steps.bundle_progress import Line
 
@@ -202,7 +204,7 @@ def test_a_line_only_grows_and_ends_with_all_rows(sizes, first, second):
 
 
 class Scripted:
-    """Workers that tell what a list says, and give each task to the worker that was started last."""
+    """A fleet that tells what a list says, and gives each task to the worker that was started last."""
 
     def __init__(self, script):
         self.script = script
@@ -221,15 +223,14 @@ class Scripted:
 
 
 def test_rows_of_a_split_that_died_are_forgotten():
-    p = ps.Pipeline()
+    p = ps.Pipeline(workers=1)
     p | ps.Create([1, 2, 3]) | ps.Map(str)
-    plan, scheduler, tally, seen = make_plan(Graph(p._nodes)), Scheduler([(0, ())], {0: PoolSize(1)}), Tally(), []
-    scheduler.add(0, 0, (0,), range(3))
-    done = Done(0, BundleResult(rows_read=3), [])
-    workers = Scripted([Progress({0: 2}), Died(1), Progress({0: 1}), done])
+    job, tally, seen = Job(Graph(p._nodes), p.options, ps.LocalEngine()), Tally(), []
+    layout, _ = lay_out(job, list_sources(job.plan))
+    fleet = Scripted([Progress({0: 2}), Died("killed"), Progress({0: 1}), Done(0, BundleResult(rows_read=3), [])])
 
-    def watch(tally, running):
+    def watch():
         seen.append((dict(tally.running_rows), tally.stage_rows.get(0, 0)))
 
-    Coordinator("run", plan, scheduler, workers, (), tally, watch=watch).run()
+    Coordinator(set_up(job, layout), fleet, AtTheEnd("run", {}, ()), tally, watch).run()
     assert seen == [({}, 0), ({0: 2}, 0), ({}, 0), ({}, 0), ({0: 1}, 0), ({}, 3)]

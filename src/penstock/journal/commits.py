@@ -20,12 +20,12 @@ from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
 from penstock.journal.file_changes import FileWatch
+from penstock.journal.inputs import Input
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
-from penstock.run.coordinator import Tally
-from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
+from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
 from penstock.run.outputs import check_not_read, finish
 from penstock.run.schedule import Task
 from penstock.steps.bundle import BundleResult
@@ -42,35 +42,51 @@ class _Flow:
     parts: list[tuple[int, Any]] = field(default_factory=list)
 
 
-class Commits:
-    """One process's commits to the journal of a run."""
+@dataclass(frozen=True, kw_only=True)
+class JournalSession:
+    """What one process knows that works on the run of a journal."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        sinks: Mapping[int, Sink[Any]],
-        session: int,
-        digests: Digests,
-        names: Mapping[str, str],
-        watch: FileWatch,
-    ) -> None:
-        self.attempts_before = session * ATTEMPTS_OF_A_SESSION
-        self.journal = journal
-        self.sinks = list(sinks.values())  # the journal knows them by their place here
+    number: int
+    journal: Journal
+    names: Mapping[str, str]  # that the journal has for steps, by label
+    inputs: Sequence[Input]
+    digests: Digests
+    check_files: Callable[[], None]  # called when all splits are done, before the run is: may raise
+
+
+class SplitBySplit:
+    """One process's commits to the journal of a run: parts are published as their splits are done, and what is prepared
+    outlives this process."""
+
+    def __init__(self, session: JournalSession, sinks: Mapping[int, Sink[Any]]) -> None:
+        self.attempts_before = session.number * ATTEMPTS_OF_A_SESSION
+        self._session = session
+        self._journal = session.journal
+        self._run: str = session.journal.fact("run")
+        self._sinks = list(sinks.values())  # the journal knows them by their place here
         self._places = {node: place for place, node in enumerate(sinks)}
-        self.names = names  # that the journal has for steps, by label
-        self.hold = False  # publish nothing before the end
-        self._digests = digests
-        self._watch = watch
+        self._watch = FileWatch(session.journal, session.inputs)
+        self._hold = False  # publish nothing before the end
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
 
+    def begin(self) -> Tally:
+        if self._journal.was_begun:
+            self._resume(self._journal.fact("sinks"))
+        else:
+            self._prepare()
+        self._hold = bool(self._journal.fact("hold"))
+        if not self._hold:
+            self._publish(self._journal.prepared())
+        return tally_of(self._journal, self._session.names)
+
+    def folders(self) -> list[str]:
+        return []
+
     def split_begins(self, task: Task) -> None:
-        """A split of a source is about to be read."""
         self._watch.begin(task.origin, task.payload)
 
     def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
-        """A bundle is done, and has led to `fed` more of them."""
         flow = self._flows.setdefault(task.origin, _Flow())
         flow.result.add(SplitResult(result.counts, metrics, {task.stage: result.rows_read}, 1))
         flow.parts += result.parts
@@ -83,69 +99,23 @@ class Commits:
         if not self._complete:
             return
         splits = [
-            (split, flow.result.renamed(self.names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self._session.names), [self._described(*part) for part in flow.parts])
             for split, flow in self._complete
         ]
-        self._digests.store()
+        self._session.digests.store()
         for split, _, _ in splits:
             self._watch.end(split)
         self._complete = []
-        self.journal.prepare(splits)
-        if not self.hold:
+        self._journal.prepare(splits)
+        if not self._hold:
             self._publish((split, parts) for split, _, parts in splits)
 
-    def publish_prepared(self) -> None:
-        """Publish what is prepared: by an earlier process, or held back until now."""
-        self._publish(self.journal.prepared())
-
-    def _described(self, node: int, token: Any) -> PreparedPart:
-        """A part as the journal has it."""
-        place = self._places[node]
-        sink = self.sinks[place]
-        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
-
-    def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
-        published = []
-        for split, parts in splits:
-            for part in parts:
-                try:
-                    self.sinks[part.sink].publish(part.token)
-                except Exception as exc:
-                    raise EngineError(
-                        f"{self.sinks[part.sink].describe()}: a finished part could not be published: "
-                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
-                        "the part is kept, and the run goes on from there"
-                    ) from exc
-            published.append(split)
-        self.journal.done(published)
-
-
-class SplitBySplit:
-    """Parts are published as their splits are done, and what is prepared outlives this process."""
-
-    def __init__(self, commits: Commits, inputs: Iterable[str], check: Callable[[], None]) -> None:
-        self.commits = commits
-        self._inputs = inputs
-        self._check = check  # called when all splits are done, before the run is: may raise
-        self._journal = commits.journal
-        self._sinks = commits.sinks
-        self._run: str = commits.journal.fact("run")
-
-    def begin(self) -> Tally:
-        if self._journal.was_begun:
-            self._resume(self._journal.fact("sinks"))
-        else:
-            self._prepare()
-        self.commits.hold = bool(self._journal.fact("hold"))
-        if not self.commits.hold:
-            self.commits.publish_prepared()
-        return tally_of(self._journal, self.commits.names)
-
     def check(self) -> None:
-        self._check()
+        self._session.check_files()
 
-    def publish(self, tally: Tally) -> None:
-        self.commits.publish_prepared()
+    def publish(self) -> None:
+        """What was held back until now, or could not be published before."""
+        self._publish(self._journal.prepared())
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 
@@ -156,8 +126,26 @@ class SplitBySplit:
         except Exception as exc:
             error.add_note(f"what the run left aside could not be removed: {type(exc).__name__}: {safe_str(exc)}")
 
-    def folders(self) -> list[str]:
-        return []
+    def _described(self, node: int, token: Any) -> PreparedPart:
+        """A part as the journal has it."""
+        place = self._places[node]
+        sink = self._sinks[place]
+        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
+
+    def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
+        published = []
+        for split, parts in splits:
+            for part in parts:
+                try:
+                    self._sinks[part.sink].publish(part.token)
+                except Exception as exc:
+                    raise EngineError(
+                        f"{self._sinks[part.sink].describe()}: a finished part could not be published: "
+                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
+                        "the part is kept, and the run goes on from there"
+                    ) from exc
+            published.append(split)
+        self._journal.done(published)
 
     def _prepare(self) -> None:
         for run in self._journal.fact("earlier_runs") or ():
@@ -170,7 +158,7 @@ class SplitBySplit:
             for sink in self._sinks:
                 sink.start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
-        check_not_read(self._sinks, self._inputs)
+        check_not_read(self._sinks, [file.path for each in self._session.inputs for file in each.files])
         hold = any(sink.replaced() for sink in self._sinks)
         asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})

@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from penstock.errors import OutputError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
-from penstock.run.coordinator import Tally
-
-if TYPE_CHECKING:
-    from penstock.journal.commits import Commits
+from penstock.run.outcomes import Tally
+from penstock.run.schedule import Task
+from penstock.steps.bundle import BundleResult
 
 
 class Outputs(Protocol):
-    """The sinks of a run, from their first to their last word."""
+    """The sinks of a run, from their first to their last word. Called by the coordinator's thread, in this order."""
 
     @property
-    def commits(self) -> Commits | None:
-        """What the coordinator commits splits to, after begin()."""
+    def attempts_before(self) -> int:
+        """Attempts are numbered on from here: no two processes write the same part aside under one name."""
 
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
 
+    def folders(self) -> list[str]:
+        """Of this machine, to be removed if this process is killed."""
+
+    def split_begins(self, task: Task) -> None:
+        """A split of a source is about to be read."""
+
+    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
+        """A bundle is done, and has led to `fed` more of them."""
+
+    def flush(self) -> None:
+        """Workers have been given their work: time to make visible what may be."""
+
     def check(self) -> None:
         """All is done. Raise if it must not count."""
 
-    def publish(self, tally: Tally) -> None:
+    def publish(self) -> None:
         """The run has succeeded."""
 
     def abandon(self, error: BaseException) -> None:
         """The run has failed, or was stopped. What goes wrong here is told with that error."""
 
-    def folders(self) -> list[str]:
-        """Of this machine, to be removed if this process is killed."""
-
 
 class AtTheEnd:
     """All parts are published when the run is done. A run that fails publishes nothing."""
 
-    commits: Commits | None = None
+    attempts_before = 0
 
     def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
         self._run = run
         self._sinks = sinks
         self._inputs = inputs
+        self._parts: list[tuple[int, Any]] = []  # sink's node, token
 
     def begin(self) -> Tally:
         for sink in self._sinks.values():
@@ -54,25 +64,32 @@ class AtTheEnd:
         check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
+    def folders(self) -> list[str]:
+        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+
+    def split_begins(self, task: Task) -> None: ...
+
+    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
+        self._parts += result.parts
+
+    def flush(self) -> None: ...
+
     def check(self) -> None: ...
 
-    def publish(self, tally: Tally) -> None:
-        for done, (index, token) in enumerate(tally.parts):
+    def publish(self) -> None:
+        for done, (index, token) in enumerate(self._parts):
             try:
                 self._sinks[index].publish(token)
             except Exception as exc:
                 where = ", ".join(self.folders())
                 raise OutputError(
-                    f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
+                    f"{done} of {len(self._parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
         finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:
         finish(self._run, self._sinks.values(), published=False, error=error)
-
-    def folders(self) -> list[str]:
-        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:

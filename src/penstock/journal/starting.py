@@ -1,0 +1,45 @@
+"""Runs with a journal and without, on any site."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.io.source import Source
+from penstock.options import ASIDE, RunOptions
+from penstock.pipeline.pipeline import Graph
+from penstock.run.explain import explain
+from penstock.run.fleet import Site
+from penstock.run.pools import count_rows
+from penstock.run.run import Run
+from penstock.run.setup import Job, list_sources
+
+
+def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
+    """A run of the graph on this site; with `run_dir`, of what is left of it."""
+    job = Job(graph, options, site)
+    if not job.journaled:
+        return Run(job)
+    if graph.collect:
+        raise UsageError(
+            "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
+        )
+    from penstock.journal.journaled import journaled  # SQLite, which other runs need not load
+
+    for sink in job.sinks.values():
+        sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
+    return Run(job, journaled)
+
+
+def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
+    job = Job(graph, options, site)
+    return explain(job, count_rows(_sources(job)))
+
+
+def _sources(job: Job) -> list[Source[Any]]:
+    if not job.journaled:
+        return list_sources(job.plan)
+    from penstock.journal.inputs import list_inputs
+
+    return [each.source for each in list_inputs(job.plan, str(job.options.run_dir), ())]
