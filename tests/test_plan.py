@@ -357,8 +357,8 @@ def by_the_plan(plan):
     collected = []
     tasks = [
         (stage, position, (number,), split)
-        for stage, position, _, read in plan.sources()
-        for number, split in enumerate(read.source.splits(None))
+        for stage, position, _, source in plan.sources()
+        for number, split in enumerate(source.splits(None))
     ]
 
     def walk(found, key, row):
@@ -404,7 +404,7 @@ def pools_of(rows=10**6, machine=MACHINE, hints=(), **options):
     for number, each in enumerate(hints):
         made = made | step(f"{number}", **each)
     plan = plan_of(p)
-    return choose_pools(plan, RunOptions(**options), machine, count_rows(read.source for _, _, _, read in plan.sources()))
+    return choose_pools(plan, RunOptions(**options), machine, count_rows(source for _, _, _, source in plan.sources()))
 
 
 def test_small_runs_stay_in_the_process():
@@ -421,9 +421,7 @@ def test_rows_of_all_sources_count():
     for name in "ab":
         _ = p | name >> ps.Create(range(600))
     plan = plan_of(p)
-    assert not choose_pools(
-        plan, RunOptions(), MACHINE, count_rows(read.source for _, _, _, read in plan.sources())
-    ).in_process
+    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(source for _, _, _, source in plan.sources())).in_process
 
 
 def test_a_run_of_unknown_size_is_not_small():
@@ -435,7 +433,7 @@ def test_a_run_of_unknown_size_is_not_small():
     _ = p | Read(Letters("x"))
     plan = plan_of(p)
     assert not choose_pools(
-        plan, RunOptions(), MACHINE, count_rows(read.source for _, _, _, read in plan.sources())
+        plan, RunOptions(), MACHINE, count_rows(source for _, _, _, source in plan.sources())
     ).in_process, "one unknown makes the sum unknown"
 
 

@@ -15,6 +15,7 @@ from penstock.inference.path import RowPath
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
+from penstock.pipeline.traits import Traits
 from penstock.pipeline.transforms import Flatten
 from penstock.retry import Retry
 
@@ -95,6 +96,18 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         fixed.fixed_batches = True
         fixed.limits = self.limits.fixed(self.path.model_handler.measures_length())
         return fixed
+
+    def traits(self) -> Traits:
+        return Traits(
+            rows="one",
+            batch=self.limits.max_size,
+            by_length=self.path.model_handler.measures_length(),
+            takes_batches=self.path.prebatched,
+            failures=frozenset(failure_tags(self.path)),
+            handling=self.handling,
+            retry=self.retry,
+            model=self,
+        )
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from penstock.blocks import Block
 from penstock.errors import UsageError
 from penstock.pipeline.graph import PCollection, PTransform
+from penstock.pipeline.traits import Traits
 
 T = TypeVar("T")
 
@@ -125,6 +126,9 @@ class Write(PTransform[PCollection[T], None]):
         if not isinstance(sink, Sink):
             raise UsageError(f"Write({sink!r}): expected a ps.Sink")
         self.sink = sink
+
+    def traits(self) -> Traits:
+        return Traits(sink=self.sink)
 
     def expand(self, pcoll: PCollection[T]) -> None:
         if not isinstance(pcoll, PCollection):

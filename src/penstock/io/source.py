@@ -12,6 +12,7 @@ from penstock.errors import InputError, UsageError
 from penstock.io.files import InputFile, list_files
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.traits import Traits
 
 T = TypeVar("T")
 
@@ -121,6 +122,9 @@ class Read(PTransform[Pipeline, PCollection[T]]):
         if not isinstance(source, Source):
             raise UsageError(f"Read({source!r}): expected a ps.Source")
         self.source = source
+
+    def traits(self) -> Traits:
+        return Traits(source=self.source)
 
     def expand(self, pcoll: Pipeline) -> PCollection[T]:
         if not isinstance(pcoll, Pipeline):

@@ -33,9 +33,9 @@ def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_go
     were `written` by it. Raises InputError where nothing is left, unless it `may_be_gone`."""
     real_folder.cache_clear()
     found, folder = [], os.path.realpath(run_dir)
-    for _, _, step, read in plan.sources():
+    for _, _, step, source in plan.sources():
         try:
-            every = read.source.inputs()
+            every = source.inputs()
         except MissingInputError:
             if not may_be_gone:
                 raise
@@ -43,7 +43,7 @@ def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_go
         files = [file for file in every if not ((place := place_of(file.path)) in written or is_of_run_dir(place, folder))]
         if every and not files and not may_be_gone:
             raise InputError(f"step {step.label!r}: has no files but those that this run has written; check its path")
-        found.append(Input(step.label, read.source.among(files), files))
+        found.append(Input(step.label, source.among(files), files))
     return found
 
 

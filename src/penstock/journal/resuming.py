@@ -60,7 +60,7 @@ def find_new_files(journal: Journal, inputs: Sequence[Input]) -> Iterator[tuple[
 
 def order_of(plan: Plan) -> dict[str, list[str]]:
     """The order of sources and sinks, by which the journal knows them."""
-    sources = [f"{type(read.source).__name__} {step.label}" for _, _, step, read in plan.sources()]
+    sources = [f"{type(source).__name__} {step.label}" for _, _, step, source in plan.sources()]
     return {"sources": sources, "sinks": [node.label for node in plan.sinks.values()]}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import GraphError
 from penstock.pipeline.hints import NO_HINTS, ResourceHints, resource_hints
+from penstock.pipeline.traits import STEP, Traits
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
@@ -34,6 +35,10 @@ class PTransform(Generic[InT, OutT]):
     def expand(self, pcoll: InT) -> OutT:
         """Apply other transforms to `pcoll` and return the result: a PCollection, or a tuple or dict of them."""
         raise NotImplementedError(f"{type(self).__name__} must define expand(self, pcoll)")
+
+    def traits(self) -> Traits:
+        """What engines must know of a primitive step. Composites are not asked."""
+        return STEP
 
     def default_label(self) -> str:
         """The step's name where the user gives none. It need not be unique."""
@@ -68,7 +73,7 @@ class PTransform(Generic[InT, OutT]):
 
 @dataclass(eq=False)
 class Node:
-    """One primitive step in a pipeline. Engines look at `transform` to know what to do."""
+    """One primitive step in a pipeline. Engines look at its traits to know what to do."""
 
     index: int
     label: str
@@ -76,6 +81,10 @@ class Node:
     inputs: tuple[PCollection[Any], ...]
     hints: ResourceHints
     outputs: dict[str, PCollection[Any]] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> Traits:
+        return self.transform.traits()
 
 
 class PCollection(Generic[T]):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, add_step
+from penstock.pipeline.traits import Traits
 from penstock.retry import Retry
 
 InT = TypeVar("InT", contravariant=True)
@@ -34,7 +36,15 @@ class Retryable(PTransform[InT, OutT]):
 class Handleable(Retryable[InT, OutT]):
     """A step of rows, each of which may fail by itself."""
 
+    rows_for_one: ClassVar[Literal["one", "at most one", "any"]] = "any"
     handling: Handling | None = None
+
+    def traits(self) -> Traits:
+        return Traits(rows=self.rows_for_one, failures=frozenset({FAILURES}), handling=self.handling, retry=self.retry)
+
+    def row_function(self) -> Callable[[Any], list[tuple[str, Any]]]:
+        """What a single row becomes, as (output, row), for a process that calls the step row by row."""
+        raise NotImplementedError
 
     def with_exception_handling(
         self,

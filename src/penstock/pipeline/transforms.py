@@ -7,15 +7,18 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import GraphError, UsageError
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Handleable
+from penstock.pipeline.traits import Traits
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+RowOutputs: TypeAlias = Callable[[Any], list[tuple[str, Any]]]  # what one row becomes
 
 
 class RowFunction(Handleable[PCollection[T], PCollection[U]]):
@@ -42,8 +45,13 @@ class RowFunction(Handleable[PCollection[T], PCollection[U]]):
 class Map(RowFunction[T, U]):
     """One output row for each input row: fn(row)."""
 
+    rows_for_one = "one"
+
     def __init__(self, fn: Callable[..., U], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
+
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, self.fn(row))]
 
 
 class FlatMap(RowFunction[T, U]):
@@ -52,12 +60,20 @@ class FlatMap(RowFunction[T, U]):
     def __init__(self, fn: Callable[..., Iterable[U]], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
 
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, made) for made in self.fn(row)]
+
 
 class Filter(RowFunction[T, T]):
     """The rows for which fn(row) is true."""
 
+    rows_for_one = "at most one"
+
     def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, *args, **kwargs)
+
+    def row_function(self) -> RowOutputs:
+        return lambda row: [(MAIN, row)] if self.fn(row) else []
 
 
 class MapBatches(PTransform[PCollection[T], PCollection[U]]):
@@ -83,6 +99,9 @@ class MapBatches(PTransform[PCollection[T], PCollection[U]]):
         self.fn = fn
         self.batch_size = batch_size
         self.format = format
+
+    def traits(self) -> Traits:
+        return Traits(batch=self.batch_size)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -145,6 +164,20 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
                     f"where there is no {method}(); leave them out, or do without that method"
                 )
 
+    def row_function(self) -> RowOutputs:
+        self.dofn.setup()
+        return lambda row: [self._tagged(item) for item in self.dofn.process(row, *self.args, **self.kwargs) or ()]
+
+    def good_tags(self) -> tuple[str, ...]:
+        return MAIN, *self.tags
+
+    def _tagged(self, item: Any) -> tuple[str, Any]:
+        if type(item) is not TaggedOutput:
+            return MAIN, item
+        if item.tag not in self.tags:
+            raise ValueError(f"yielded a row for output {item.tag!r}, which is not named in with_outputs(...)")
+        return item.tag, item.value
+
     def with_outputs(self, *tags: str, main: str | None = None) -> TaggedParDo:
         """Named outputs: rows yielded as TaggedOutput(tag, row). `main` names the output of the plain rows."""
         return TaggedParDo(self, tags, main)
@@ -200,6 +233,9 @@ class TaggedParDo(Handleable[PCollection[Any], Outputs[Any]]):
 class Flatten(PTransform[Sequence[PCollection[T]], PCollection[T]]):
     """The rows of several collections as one: all of the first, then all of the second, and so on."""
 
+    def traits(self) -> Traits:
+        return Traits(joins=True)
+
     def expand(self, pcolls: Sequence[PCollection[T]]) -> PCollection[T]:
         if isinstance(pcolls, PCollection) or not len(pcolls):
             raise GraphError("Flatten needs a tuple or list of collections on its left: (a, b) | ps.Flatten()")
@@ -238,6 +274,9 @@ class Partition(PTransform[PCollection[T], Outputs[T]]):
 class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
     """A stage boundary: what comes before is finished, split by split, and shared out anew. The rows stay in order."""
 
+    def traits(self) -> Traits:
+        return Traits(cuts=True)
+
     def expand(self, pcoll: PCollection[T]) -> PCollection[T]:
         return single(self, pcoll)
 
@@ -256,6 +295,9 @@ class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
         element_size_fn: Callable[[T], int] | None = None,
     ) -> None:
         self.limits = BatchLimits(max_size=max_batch_size, max_weight=max_batch_weight, weigh=element_size_fn)
+
+    def traits(self) -> Traits:
+        return Traits(batch=self.limits.max_size)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[list[T]]:
         return single(self, pcoll)

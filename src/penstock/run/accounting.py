@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.errors import AccountingError
-from penstock.inference.transform import RunInference
-from penstock.io.sink import Write
-from penstock.io.source import Read
 from penstock.observe.result import StepCount
-from penstock.pipeline.graph import MAIN, Node, PCollection
-from penstock.pipeline.handled import FAILURES
+from penstock.pipeline.graph import Node, PCollection
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import Filter, Flatten, Map, Reshuffle
 
 
 def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
     """Raise AccountingError where rows were lost or doubled, inside a step or on the way to it."""
     for node in graph.nodes:
-        if not is_counted(node):
+        traits = node.traits
+        if not traits.is_counted:
             continue
         count = counts.get(node.label, StepCount())
-        if isinstance(node.transform, (Map, RunInference)) and count.rows_in != count.rows_out + count.rows_failed:
+        if traits.rows == "one" and count.rows_in != count.rows_out + count.rows_failed:
             failed = f" and {count.rows_failed} failures" if count.rows_failed else ""
             raise _error(node, f"took {count.rows_in} rows and gave {count.rows_out}{failed}; it must give one for each")
-        if isinstance(node.transform, Filter) and count.rows_in < count.rows_out + count.rows_failed:
+        if traits.rows == "at most one" and count.rows_in < count.rows_out + count.rows_failed:
             what = f"took {count.rows_in} rows and gave {count.rows_out} and {count.rows_failed} failures"
             raise _error(node, f"{what}; it must give at most one for each")
         if count.rows_in < count.rows_failed:
@@ -34,14 +30,9 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
 
 
-def is_counted(node: Node) -> bool:
-    return not isinstance(node.transform, (Flatten, Reshuffle))
-
-
 def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
     """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
-    prebatched = isinstance(node.transform, RunInference) and node.transform.path.prebatched
-    if isinstance(node.transform, Read) or prebatched:
+    if node.traits.source is not None or node.traits.takes_batches:
         return None
     given = [_rows_of(before, counts) for pcoll in node.inputs for before in _counted_before(pcoll)]
     known = [rows for rows in given if rows is not None]
@@ -51,18 +42,19 @@ def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
 def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int | None:
     producer = pcoll.producer
     count = counts.get(producer.label, StepCount())
-    if pcoll.tag == FAILURES:
-        return count.rows_failed
-    answers = isinstance(producer.transform, RunInference) and pcoll.tag == MAIN  # failures are counted apart
-    return count.rows_out if answers or len(producer.outputs.keys() - {FAILURES}) == 1 else None
+    failures = producer.outputs.keys() & producer.traits.failures  # these are counted apart
+    alike = failures if pcoll.tag in failures else producer.outputs.keys() - failures
+    if len(alike) > 1:
+        return None
+    return count.rows_failed if pcoll.tag in failures else count.rows_out
 
 
 def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
-    if is_counted(pcoll.producer):
+    if pcoll.producer.traits.is_counted:
         return [pcoll]
     return [counted for before in pcoll.producer.inputs for counted in _counted_before(before)]
 
 
 def _error(node: Node, what: str) -> AccountingError:
-    kind = "sink" if isinstance(node.transform, Write) else "step"
+    kind = "step" if node.traits.sink is None else "sink"
     return AccountingError(f"{kind} {node.label!r} {what}. This is a defect of Penstock: please report it with the pipeline")

@@ -26,7 +26,6 @@ from typing import Any
 
 from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, StoppedError, WorkerDiedError
-from penstock.io.source import Read
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
@@ -131,17 +130,17 @@ class Coordinator:
 
     def _payload_of(self, task: Task) -> Payload | None:
         """What another stage made for a task; None for a split of a source."""
-        is_fed = self._plan.stages[task.stage].roots[task.root].transform is None
-        payload: Payload | None = task.payload if is_fed else None
+        root = self._plan.stages[task.stage].roots[task.root]
+        payload: Payload | None = task.payload if root.traits.source is None else None
         return payload
 
     def _split_of(self, task: Task) -> bytes | None:
         root = self._plan.stages[task.stage].roots[task.root]
-        if not isinstance(root.transform, Read):
+        if (source := root.traits.source) is None:
             return None
         self._outputs.split_begins(task)
         try:
-            return dump_rows(root.transform.source.payload(task.payload))
+            return dump_rows(source.payload(task.payload))
         except Exception as exc:
             raise NotShippableError(
                 f"step {root.label!r}: rows cannot be sent to a worker "

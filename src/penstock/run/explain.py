@@ -8,7 +8,6 @@ from typing import Any
 from penstock.batching.aim import Aiming
 from penstock.inference.hosted import wishes_of
 from penstock.inference.transform import RunInference
-from penstock.io.sink import Write
 from penstock.models.place import Surroundings, choose_place
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool
@@ -42,9 +41,8 @@ def explain(job: Job, rows: int | None) -> str:
 
 
 def _without_model_files(plan: Plan) -> list[str]:
-    steps = [(step.label, step.transform) for stage in plan.stages for step in stage.steps()]
-    models = [(label, each.path.model_handler) for label, each in steps if isinstance(each, RunInference)]
-    return [label for label, handler in models if not handler.model_files()]
+    models = [(step.label, step.traits.model) for stage in plan.stages for step in stage.steps()]
+    return [label for label, model in models if model is not None and not model.path.model_handler.model_files()]
 
 
 def _pool_line(pool: Pool, in_process: bool) -> str:
@@ -68,9 +66,10 @@ def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surround
 
 
 def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
-    if not isinstance(step.transform, RunInference):
+    model = step.traits.model
+    if model is None:
         return ""
-    transform = step.transform.with_fixed_batches() if around.deterministic else step.transform
+    transform = model.with_fixed_batches() if around.deterministic else model
     limits = transform.limits
     place = choose_place(wishes_of(transform), around)
     parts = [place.describe(in_process)]
@@ -116,7 +115,7 @@ def _outlet(plan: Plan, outlet: Outlet) -> str:
     if outlet.kind == "collect":
         return "collected"
     node = plan.sinks[outlet.target]
-    assert isinstance(node.transform, Write)
-    sink = node.transform.sink
+    sink = node.traits.sink
+    assert sink is not None
     weak = "" if sink.delivery == "exactly once" else f" ({sink.delivery}, if the run is resumed)"
     return f"{node.label} -> {sink.describe()}{weak}"

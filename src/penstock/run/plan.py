@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import GraphError
-from penstock.inference.transform import RunInference, check_shared_models
-from penstock.io.sink import Write
-from penstock.io.source import Read
+from penstock.inference.transform import check_shared_models
+from penstock.io.source import Source
 from penstock.pipeline.graph import MAIN, Node, PCollection
 from penstock.pipeline.hints import ResourceHints
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import BatchElements, Flatten, MapBatches, Reshuffle
 from penstock.steps.stage import Outlet, Path, Stage, Step
 
 MAX_COPIES = 64  # of one step, behind Flattens
@@ -32,13 +30,13 @@ class Plan:
     stages: Sequence[Stage]
     sinks: dict[int, Node]  # the Write nodes, by number
 
-    def sources(self) -> list[tuple[Stage, int, Step, Read[Any]]]:
+    def sources(self) -> list[tuple[Stage, int, Step, Source[Any]]]:
         """Every source, with its stage and which of the stage's roots it is."""
         return [
-            (stage, position, root, root.transform)
+            (stage, position, root, source)
             for stage in self.stages
             for position, root in enumerate(stage.roots)
-            if isinstance(root.transform, Read)
+            if (source := root.traits.source) is not None
         ]
 
 
@@ -58,7 +56,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         for node in self.graph.nodes:
-            if isinstance(node.transform, Read):
+            if node.traits.source is not None:
                 stage = self._source_stage(node.hints)
                 stage.roots.append(self._grow(stage, node, ()))
         while self.unplanned:
@@ -68,8 +66,8 @@ class _Planner:
             if self.fed_stages.get(pcoll.producer) is stage:  # the rows of a Reshuffle begin here
                 root.next[MAIN] += self._collected(pcoll, ())
             stage.roots.append(root)
-        check_shared_models({n.label: n.transform for n in self.graph.nodes if isinstance(n.transform, RunInference)})
-        sinks = {node.index: node for node in self.graph.nodes if isinstance(node.transform, Write)}
+        check_shared_models({n.label: model for n in self.graph.nodes if (model := n.traits.model) is not None})
+        sinks = {node.index: node for node in self.graph.nodes if node.traits.sink is not None}
         return Plan(self.stages, sinks)
 
     def _source_stage(self, hints: ResourceHints) -> Stage:
@@ -118,13 +116,13 @@ class _Planner:
         found: list[Step | Outlet] = []
         for node, position in consumers:
             self._count_copy(node)
-            if isinstance(node.transform, Flatten):
+            if node.traits.joins:
                 found += self._after(stage, node.outputs[MAIN], (position, *path))
-            elif isinstance(node.transform, Reshuffle):
+            elif node.traits.cuts:
                 found.append(self._into_reshuffle(stage, node, path))
             elif node.hints != stage.hints:
                 found.append(self._into_hinted(stage, node, path))
-            elif isinstance(node.transform, Write):
+            elif node.traits.sink is not None:
                 found.append(Outlet("sink", node.index, path, node.inputs[position].producer.label))
             else:
                 found.append(self._grow(stage, node, path))
@@ -142,7 +140,7 @@ class _Planner:
         return self._into(stage, (pcoll, node.hints), node.hints, (pcoll, alike), f"resource hints: {node.hints}", path)
 
     def _moves(self, node: Node, hints: ResourceHints) -> bool:
-        return node.hints == hints and not isinstance(node.transform, (Flatten, Reshuffle))
+        return node.hints == hints and node.traits.is_counted
 
     def _into(
         self,
@@ -164,16 +162,10 @@ class _Planner:
 
 def largest_batch(stage: Stage) -> int:
     """The most rows that a step of the stage takes at once; 1 where all take single rows."""
-    sizes = [1]
-    for step in stage.steps():
-        if isinstance(step.transform, MapBatches):
-            sizes.append(step.transform.batch_size)
-        elif isinstance(step.transform, (RunInference, BatchElements)):
-            sizes.append(step.transform.limits.max_size or TYPICAL_BATCH)
+    sizes = [step.traits.batch or TYPICAL_BATCH for step in stage.steps()]
     return max([*sizes, LIKE_LENGTHS] if measures_length(stage) else sizes)
 
 
 def measures_length(stage: Stage) -> bool:
     """Whether a model of the stage is given rows of like length."""
-    models = [step.transform for step in stage.steps() if isinstance(step.transform, RunInference)]
-    return any(model.path.model_handler.measures_length() for model in models)
+    return any(step.traits.by_length for step in stage.steps())

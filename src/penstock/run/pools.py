@@ -9,7 +9,6 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.inference.hosted import wishes_of
-from penstock.inference.transform import RunInference
 from penstock.io.source import Source
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings, choose_place
@@ -138,9 +137,10 @@ def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[
     """What the models of these stages want in the environment, before a worker imports anything."""
     found: dict[str, tuple[str, str]] = {}
     for step in (step for stage in plan.stages if stage.index in stages for step in stage.steps()):
-        if not isinstance(step.transform, RunInference) or choose_place(wishes_of(step.transform), around).hosted:
+        model = step.traits.model
+        if model is None or choose_place(wishes_of(model), around).hosted:
             continue
-        for name, value in step.transform.path.model_handler._env_vars.items():
+        for name, value in model.path.model_handler._env_vars.items():
             other, said = found.setdefault(name, (step.label, value))
             if said != value:
                 raise UsageError(

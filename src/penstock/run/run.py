@@ -14,7 +14,7 @@ from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read
 from penstock.pipeline.graph import PCollection
-from penstock.run.accounting import check_counts, is_counted
+from penstock.run.accounting import check_counts
 from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
@@ -130,7 +130,7 @@ def _result(
     return RunResult(
         run=setup.layout.run,
         seconds=seconds,
-        counts={node.label: StepCount() for node in job.graph.nodes if is_counted(node)} | tally.counts,
+        counts={node.label: StepCount() for node in job.graph.nodes if node.traits.is_counted} | tally.counts,
         metrics=tally.metrics,
         outputs=[sink.describe() for sink in job.sinks.values()],
         splits=tally.splits,

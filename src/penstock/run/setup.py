@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.errors import NotShippableError
-from penstock.io.sink import Sink, Write
+from penstock.io.sink import Sink
 from penstock.io.source import Source, SplitGoal
 from penstock.models.place import Surroundings
 from penstock.options import RunOptions
@@ -52,11 +52,9 @@ class Job:
         return {index: sink for index, (_, sink) in self.labelled_sinks().items()}
 
     def labelled_sinks(self) -> dict[int, tuple[str, Sink[Any]]]:
-        found = {}
-        for index, node in self.plan.sinks.items():
-            assert isinstance(node.transform, Write)
-            found[index] = (node.label, node.transform.sink)
-        return found
+        """The sinks, each with its step's label, by node."""
+        nodes = self.plan.sinks.items()
+        return {index: (node.label, sink) for index, node in nodes if (sink := node.traits.sink) is not None}
 
     def pools(self, rows: int | None) -> Pools:
         """How the run is spread, if its sources have so many rows."""
@@ -115,7 +113,7 @@ def set_up(job: Job, layout: Layout) -> Setup:
 
 def list_sources(plan: Plan) -> list[Source[Any]]:
     """The sources of a plan, each with its inputs listed once."""
-    return [read.source.among(read.source.inputs()) for _, _, _, read in plan.sources()]
+    return [source.among(source.inputs()) for _, _, _, source in plan.sources()]
 
 
 def _pickled_step(step: Step) -> bytes:

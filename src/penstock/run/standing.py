@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.inference.transform import RunInference
 from penstock.observe.metrics import Metrics
 from penstock.observe.progress import StageProgress
 from penstock.observe.result import StepCount
@@ -34,7 +33,7 @@ class Standing:
         tally, index, steps = self._tally, stage.index, stage.steps()
         rows = tally.stage_rows.get(index, 0)
         rows += sum(tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == index)
-        models = list(dict.fromkeys(step.label for step in steps if isinstance(step.transform, RunInference)))
+        models = list(dict.fromkeys(step.label for step in steps if step.traits.model is not None))
         sizes = [metrics.distribution("inference_request_batch_size", step=label) for label in models]
         batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
         from_source = any(root.transform is not None for root in stage.roots)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import TooManyFailuresError
-from penstock.failures import Handling
 from penstock.observe.result import StepCount
 from penstock.run.plan import Plan
 
@@ -19,8 +18,8 @@ class Thresholds:
     def __init__(self, plan: Plan) -> None:
         self._limits: dict[str, float] = {}
         for step in (step for stage in plan.stages for step in stage.steps()):
-            handling = getattr(step.transform, "handling", None)
-            if isinstance(handling, Handling) and handling.threshold < 1:
+            handling = step.traits.handling
+            if handling is not None and handling.threshold < 1:
                 self._limits[step.label] = handling.threshold
 
     def check(self, steps: Iterable[str], counts: Mapping[str, StepCount], least_rows: int = LEAST_ROWS) -> None:

@@ -19,7 +19,6 @@ from penstock.errors import InputError, NotShippableError, OutputError, Penstock
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
-from penstock.io.source import Read, Source
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
@@ -27,7 +26,7 @@ from penstock.rows import safe_str
 from penstock.steps.bundle_progress import Line
 from penstock.steps.inference_operator import InferenceOperator
 from penstock.steps.operator import Emit, Operator, RefusedError
-from penstock.steps.operators import is_inference, make_operator
+from penstock.steps.operators import make_operator
 from penstock.steps.stage import Outlet, Stage, Step
 from penstock.transport.packing import load_pickle
 
@@ -180,7 +179,7 @@ def _onward(step: Step) -> Step | None:
 
 
 def _has_model(step: Step) -> bool:
-    return any(is_inference(each.transform) for each in step.walk())
+    return any(each.traits.in_host for each in step.walk())
 
 
 class ShipOperator(Operator):
@@ -288,8 +287,7 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
     if transform is None:
         yield from work.blocks
         return
-    assert isinstance(transform, Read)
-    source: Source[Any] = transform.source
+    source = transform.traits().source
     blocks = iter(source.read(load_copy(work.split, label)))
     while True:
         try:

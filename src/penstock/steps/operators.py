@@ -13,8 +13,6 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
-from penstock.inference.transform import RunInference
-from penstock.pipeline.handled import Handleable
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
 from penstock.rows import CAUGHT, map_rows, row_error
 from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
@@ -91,22 +89,17 @@ class FlatMapOperator(Operator):
             yield made
 
 
-def is_inference(transform: Any) -> bool:
-    """Whether the step's rows go to a model, or to a process of its own as if that were one."""
-    handling = transform.handling if isinstance(transform, Handleable) else None
-    return isinstance(transform, RunInference) or (handling is not None and handling.isolated)
-
-
 def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
     """The operator that carries out a primitive transform."""
-    if isinstance(transform, RunInference):
-        return InferenceOperator(label, transform, sessions, caller)
-    if is_inference(transform):
-        return IsolatedOperator(label, transform, sessions, caller)
-    guarded = isinstance(transform, Handleable) and not (transform.handling is None and transform.retry is None)
-    for kind, operator in (_GUARDED if guarded else _OPERATORS).items():
-        if isinstance(transform, kind):
-            return operator(label, transform)
+    traits = transform.traits()
+    if traits.in_host:
+        hosted = IsolatedOperator if traits.model is None else InferenceOperator
+        return hosted(label, transform, sessions, caller)
+    guarded = traits.handling is not None or traits.retry is not None
+    operators = _GUARDED if guarded else _OPERATORS
+    for kind in type(transform).__mro__:
+        if kind in operators:
+            return operators[kind](label, transform)
     raise TypeError(f"step {label!r}: the local engine cannot run a {type(transform).__name__}")
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.hints import ResourceHints
+from penstock.pipeline.traits import STEP, Traits
 
 Path: TypeAlias = tuple[int, ...]
 
@@ -29,6 +30,11 @@ class Step:
     label: str
     transform: PTransform[Any, Any] | bytes | None  # None: the way in of a stage that another one feeds; bytes: pickled
     next: dict[str, list[Step | Outlet]] = field(default_factory=dict)
+
+    @property
+    def traits(self) -> Traits:
+        """Of its transform, which is not pickled; of a way in, those of a plain step."""
+        return self.transform.traits() if isinstance(self.transform, PTransform) else STEP
 
     def walk(self) -> Iterator[Step]:
         """This step and all behind it."""

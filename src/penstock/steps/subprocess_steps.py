@@ -11,9 +11,7 @@ from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
-from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES, Handleable
-from penstock.pipeline.transforms import Filter, FlatMap, Map, ParDo, TaggedOutput
 from penstock.steps.inference_operator import InferenceOperator
 
 BATCH = 64  # rows that travel together; each is timed by itself
@@ -28,7 +26,7 @@ class IsolatedOperator(InferenceOperator):
         inference: RunInference[Any, Any] = RunInference(StepHandler(transform))
         inference.handling, inference.retry = transform.handling, transform.retry
         super().__init__(label, inference, sessions, caller)
-        self._tags = (MAIN, *(transform.tags if isinstance(transform, ParDo) else ()))
+        self._tags = transform.good_tags()
 
     def _give(self, answers: Block, stream: InferenceStream) -> None:
         made: dict[str, list[Any]] = {tag: [] for tag in self._tags}
@@ -52,7 +50,7 @@ class StepHandler(ModelHandler[Any, _Made, Callable[[Any], _Made]]):
         self._calling: Callable[[], None] | None = None
 
     def load_model(self) -> Callable[[Any], _Made]:
-        return _row_function(self._step)
+        return self._step.row_function()
 
     def announce(self, calling: Callable[[], None]) -> None:
         """From now on, tell this before each row: a timeout is for one of them."""
@@ -67,23 +65,3 @@ class StepHandler(ModelHandler[Any, _Made, Callable[[Any], _Made]]):
                 self._calling()
             made.append(model(row))
         return made
-
-
-def _row_function(step: Handleable[Any, Any]) -> Callable[[Any], _Made]:
-    if isinstance(step, Map):
-        return lambda row: [(MAIN, step.fn(row))]
-    if isinstance(step, Filter):
-        return lambda row: [(MAIN, row)] if step.fn(row) else []
-    if isinstance(step, FlatMap):
-        return lambda row: [(MAIN, made) for made in step.fn(row)]
-    assert isinstance(step, ParDo)
-    step.dofn.setup()
-    return lambda row: [_tagged(step, item) for item in step.dofn.process(row, *step.args, **step.kwargs) or ()]
-
-
-def _tagged(step: ParDo[Any, Any], item: Any) -> tuple[str, Any]:
-    if type(item) is not TaggedOutput:
-        return MAIN, item
-    if item.tag not in step.tags:
-        raise ValueError(f"yielded a row for output {item.tag!r}, which is not named in with_outputs(...)")
-    return item.tag, item.value

@@ -1,0 +1,45 @@
+"""What an engine must know of a primitive step: said by the transform itself, asked by whoever plans, counts or runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.failures import Handling
+from penstock.retry import Retry
+
+if TYPE_CHECKING:
+    from penstock.inference.transform import RunInference
+    from penstock.io.sink import Sink
+    from penstock.io.source import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """The defaults are those of a step that makes any number of rows of one at a time."""
+
+    rows: Literal["one", "at most one", "any"] = "any"  # that it gives for a row, a failure counted as one
+    batch: int | None = 1  # rows that it takes at once, at most; None: that is found while it runs
+    by_length: bool = False  # it is given rows of like length
+    takes_batches: bool = False  # a row that comes in is a batch of rows
+    failures: frozenset[str] = frozenset()  # the outputs that rows which failed leave by
+    handling: Handling | None = None
+    retry: Retry | None = None
+    joins: bool = False  # several collections as one: it does nothing to a row
+    cuts: bool = False  # a stage ends here: it does nothing to a row
+    source: Source[Any] | None = None  # rows start here
+    sink: Sink[Any] | None = None  # rows end here
+    model: RunInference[Any, Any] | None = None  # rows go through a model
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows are counted there."""
+        return not (self.joins or self.cuts)
+
+    @property
+    def in_host(self) -> bool:
+        """Whether the rows go to a model, or to a process of their own as if that were one."""
+        return self.model is not None or (self.handling is not None and self.handling.isolated)
+
+
+STEP = Traits()
