@@ -14,13 +14,8 @@ from penstock.io.source import Source
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.pipeline.pipeline import Graph
-from penstock.run.coordinator import Coordinator
-from penstock.run.fleet import Died, Done, Progress, Ready
-from penstock.run.outcomes import Tally
-from penstock.run.outputs import AtTheEnd
 from penstock.run.plan import make_plan
-from penstock.run.setup import Job, lay_out, list_sources, set_up
-from penstock.steps.bundle import Assignment, BundleResult, StageRunner
+from penstock.steps.bundle import Assignment, StageRunner
 from penstock.steps.bundle_progress import Line
 
 
@@ -201,36 +196,3 @@ def test_a_line_only_grows_and_ends_with_all_rows(sizes, first, second):
     assert line.rows_read == sum(sizes)
     line.start()
     assert line.rows_done() == line.rows_read == 0
-
-
-class Scripted:
-    """A fleet that tells what a list says, and gives each task to the worker that was started last."""
-
-    def __init__(self, script):
-        self.script = script
-        self.worker = -1
-
-    def start(self, pool, worker):
-        self.worker = worker
-        self.script.insert(0, Ready())
-
-    def assign(self, worker, work): ...
-
-    def stop(self, worker): ...
-
-    def wait(self, seconds):
-        return [(self.worker, self.script.pop(0))]
-
-
-def test_rows_of_a_split_that_died_are_forgotten():
-    p = ps.Pipeline(workers=1)
-    p | ps.Create([1, 2, 3]) | ps.Map(str)
-    job, tally, seen = Job(Graph(p._nodes), p.options, ps.LocalEngine()), Tally(), []
-    layout, _ = lay_out(job, list_sources(job.plan))
-    fleet = Scripted([Progress({0: 2}), Died("killed"), Progress({0: 1}), Done(0, BundleResult(rows_read=3), [])])
-
-    def watch():
-        seen.append((dict(tally.running_rows), tally.stage_rows.get(0, 0)))
-
-    Coordinator(set_up(job, layout), fleet, AtTheEnd("run", {}, ()), tally, watch).run()
-    assert seen == [({}, 0), ({0: 2}, 0), ({}, 0), ({}, 0), ({0: 1}, 0), ({}, 3)]

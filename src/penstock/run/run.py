@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import UsageError
 from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read
@@ -54,11 +55,14 @@ class Run:
         self._job = job
         self._begin = begin
         self._programs = job.programs()
-        self._stopped = False
+        self._waited = self._stopped = False
         self._coordinator: Coordinator | None = None  # from when bundles run on
         self._standing: Standing | None = None
 
     def wait(self) -> RunResult:
+        if self._waited:
+            raise UsageError("wait() was called before, and it does the work of the run: keep what it returned")
+        self._waited = True
         with terminable(), self._begin(self._job) as begun:
             setup = set_up(self._job, begun.layout)
             if isinstance(begun.outputs, Tally):
