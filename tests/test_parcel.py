@@ -19,7 +19,7 @@ from penstock.blocks import byte_size, row_count, rows_of
 from penstock.engines.local.wire import take_files, travelling
 from penstock.errors import NotShippableError
 from penstock.run import chunks as chunk_files
-from penstock.run.chunks import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
+from penstock.run.chunks import AnonymousFile, Chunk, Cutter, KeptRows, PackedShipment
 from penstock.transport import channel as channels
 from penstock.transport.channel import Channel, anonymous_file, read_all, write_all
 from penstock.transport.packing import ALIGNMENT, pack, unpack
@@ -391,7 +391,7 @@ def test_a_file_is_closed_with_its_last_chunk():
 
 
 def test_blocks_that_stay_are_not_copied():
-    shipment = KeptShipment()
+    shipment = KeptRows()
     blocks = [[1, 2], pa.table({"x": [1]}), [threading.Lock()]]
     for block in blocks:
         shipment.add(block)

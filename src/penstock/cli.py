@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is w
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import os
 import runpy
@@ -170,20 +171,11 @@ def _flags() -> argparse.ArgumentParser:
 def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
-    names = (
-        "workers",
-        "threads_per_worker",
-        "deterministic",
-        "progress",
-        "run_dir",
-        "fresh",
-        "accept_changes",
-        "input_digests",
-    )
-    flags = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    names = [field.name for field in dataclasses.fields(RunOptions)]
+    flags = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if "accept_changes" in flags:
         flags["accept_changes"] = tuple(flags["accept_changes"])
-    session = _Explaining() if arguments.command == "explain" else _Running()
+    session = _Session(explains=arguments.command == "explain")
 
     def override(engine: Engine, options: RunOptions) -> tuple[Engine, RunOptions]:
         session.engine = engine if arguments.engine is None else engine_named(arguments.engine)
@@ -210,7 +202,7 @@ def _execute(script: str, session: _Session) -> int:
     except PenstockError:
         raise
     except Exception as exc:
-        if session.count and isinstance(session, _Explaining):
+        if session.count and session.explains:
             _say(f"penstock: the script stopped after that, without rows to work on: {exc!r}")
             return 0
         _print_script_error(exc, script)
@@ -221,10 +213,11 @@ def _execute(script: str, session: _Session) -> int:
 
 
 class _Session:
-    """Stands before a script's own engine, and counts what came by."""
+    """Stands before a script's own engine, counts what comes by, and runs or explains it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, explains: bool) -> None:
         self.engine: Engine | None = None
+        self.explains = explains
         self.count = 0
         self.run_dirs: dict[Any, bool] = {}  # of its runs, and whether each is done
 
@@ -233,13 +226,11 @@ class _Session:
         return self.engine.explain(graph, options)
 
     def start(self, graph: Graph, options: RunOptions) -> RunHandle:
-        raise NotImplementedError
-
-
-class _Running(_Session):
-    def start(self, graph: Graph, options: RunOptions) -> RunHandle:
         assert self.engine is not None
         self.count += 1
+        if self.explains:
+            _say(self.explain(graph, options), sys.stdout)
+            return _NotRun()
         if options.run_dir is not None and options.run_dir in self.run_dirs:
             done = "the one before this is done, and is kept there; " if self.run_dirs[options.run_dir] else ""
             raise UsageError(
@@ -270,13 +261,6 @@ class _Reported:
             _say(f"penstock: warning: {warning}")
         _say(f"penstock: {summary(result, self._options.run_dir)}")
         return result
-
-
-class _Explaining(_Session):
-    def start(self, graph: Graph, options: RunOptions) -> RunHandle:
-        self.count += 1
-        _say(self.explain(graph, options), sys.stdout)
-        return _NotRun()
 
 
 class _NotRun:

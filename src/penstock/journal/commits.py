@@ -23,12 +23,10 @@ from penstock.journal.file_changes import FileWatch
 from penstock.journal.inputs import Input
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
-from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
-from penstock.run.outputs import check_not_read, finish
+from penstock.run.outputs import Outputs, check_not_read, finish
 from penstock.run.schedule import Task
-from penstock.steps.bundle import BundleResult
 
 ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
 
@@ -54,7 +52,7 @@ class JournalSession:
     check_files: Callable[[], None]  # called when all splits are done, before the run is: may raise
 
 
-class SplitBySplit:
+class SplitBySplit(Outputs):
     """One process's commits to the journal of a run: parts are published as their splits are done, and what is prepared
     outlives this process."""
 
@@ -80,16 +78,13 @@ class SplitBySplit:
             self._publish(self._journal.prepared())
         return tally_of(self._journal, self._session.names)
 
-    def folders(self) -> list[str]:
-        return []
-
     def split_begins(self, task: Task) -> None:
         self._watch.begin(task.origin, task.payload)
 
-    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
         flow = self._flows.setdefault(task.origin, _Flow())
-        flow.result.add(SplitResult(result.counts, metrics, {task.stage: result.rows_read}, 1))
-        flow.parts += result.parts
+        flow.result.add(made)
+        flow.parts += parts
         flow.open += fed - 1
         if flow.open == 0:
             self._complete.append((task.origin, self._flows.pop(task.origin)))
@@ -181,4 +176,4 @@ class SplitBySplit:
 def tally_of(journal: Journal, names: Mapping[str, str]) -> Tally:
     """What a run has done so far, by the labels that its steps have in this program."""
     total = journal.total().renamed({name: label for label, name in names.items()})
-    return Tally(counts=total.counts, metrics=total.metrics, stage_rows=total.stage_rows, splits=total.bundles)
+    return Tally(total.counts, total.metrics, total.stage_rows, total.bundles)

@@ -13,7 +13,7 @@ import copy
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.blocks import Block, byte_size, row_count, slice_rows
@@ -55,22 +55,32 @@ class Chunk:
             self.file.release()
 
 
-@dataclass(eq=False, slots=True)
 class KeptRows:
-    """Blocks as they are, in the process that made them."""
+    """Blocks as they are, in the process that made them: a shipment that is its own payload."""
 
-    blocks: list[Block] = field(default_factory=list)
-    size: int = 0  # nothing was copied
+    packs = False
+    size = 0  # nothing was copied
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
 
     @property
     def rows(self) -> int:
-        return sum(map(row_count, self.blocks))
+        return sum(map(row_count, self._blocks))
+
+    def add(self, block: Block) -> None:
+        self._blocks.append(block)
+
+    def seal(self) -> list[KeptRows]:
+        return [self]
 
     def read(self) -> Iterator[Block]:
-        return iter(self.blocks)
+        return iter(self._blocks)
 
     def release(self) -> None:
-        self.blocks = []
+        self._blocks = []
+
+    discard = release
 
 
 class AnonymousFile:
@@ -114,23 +124,6 @@ class Cutter:
                 self.rows, self.bytes = 0, 0
                 self.target = min(SPREAD_ROWS[1], self.target * 2) if self.target < sys.maxsize else self.target
             at = stop
-
-
-class KeptShipment:
-    """Blocks for collect() that stay in this process."""
-
-    packs = False
-
-    def __init__(self) -> None:
-        self._kept = KeptRows()
-
-    def add(self, block: Block) -> None:
-        self._kept.blocks.append(block)
-
-    def seal(self) -> list[KeptRows]:
-        return [self._kept]
-
-    def discard(self) -> None: ...
 
 
 class PackedShipment:
@@ -195,10 +188,10 @@ def packed(work: Work, outlet: Outlet) -> PackedShipment:
     return PackedShipment(outlet.after, Cutter(work.spread and outlet.kind == "stage"))
 
 
-def packed_or_kept(work: Work, outlet: Outlet) -> PackedShipment | KeptShipment:
+def packed_or_kept(work: Work, outlet: Outlet) -> PackedShipment | KeptRows:
     """The way out in the user's process. Rows for another stage are packed here too: a step that changes rows in place
     changes its own copies."""
-    return KeptShipment() if outlet.kind == "collect" else packed(work, outlet)
+    return KeptRows() if outlet.kind == "collect" else packed(work, outlet)
 
 
 def _with_rows_as_text(block: Block) -> Block | None:

@@ -27,10 +27,9 @@ from typing import Any
 from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, StoppedError, WorkerDiedError
 from penstock.observe.metrics import Metrics
-from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Payload, Progress, Ready, Work
-from penstock.run.outcomes import Tally
+from penstock.run.outcomes import SplitResult, Tally
 from penstock.run.outputs import Outputs
 from penstock.run.schedule import Assign, StartWorker, StopWorker, Task
 from penstock.run.setup import Setup
@@ -116,12 +115,12 @@ class Coordinator:
 
     def _work_of(self, task: Task) -> Work:
         return Work(
-            task.id,
-            task.stage,
-            task.root,
             self._layout.run,
             task.key,
             self._outputs.attempts_before + task.attempt,
+            task.root,
+            task=task.id,
+            stage=task.stage,
             split=self._split_of(task),
             payload=self._payload_of(task),
             spread=task.stage in self._layout.few,
@@ -165,18 +164,15 @@ class Coordinator:
     def _done(self, worker: int, done: Done) -> None:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
-        self.tally.splits += 1
         self.tally.stage_splits[task.stage] = self.tally.stage_splits.get(task.stage, 0) + 1
-        for label, count in done.result.counts.items():
-            self.tally.counts.setdefault(label, StepCount()).add(count)
         metrics = self.tally.running_metrics.pop(worker, Metrics())
         metrics.merge(done.metrics)
         metrics.merge(done.result.metrics)
-        self.tally.metrics.merge(metrics)
-        self._thresholds.check(done.result.counts, self.tally.counts)
-        self.tally.stage_rows[task.stage] = self.tally.stage_rows.get(task.stage, 0) + done.result.rows_read
+        made = SplitResult(done.result.counts, metrics, {task.stage: done.result.rows_read}, 1)
+        self.tally.add(made)
+        self._thresholds.check(made.counts, self.tally.counts)
         fed = sum(len(payloads) for outlet, payloads in done.shipped if outlet.kind == "stage")
-        self._outputs.bundle_done(task, done.result, metrics, fed)
+        self._outputs.bundle_done(task, made, done.result.parts, fed)
         for outlet, payloads in done.shipped:
             self._receive(outlet, task, payloads)
         self._release(task)

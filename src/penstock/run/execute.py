@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.inference.session import Sessions
 from penstock.run.fleet import Done, Failed, Payload, Work
 from penstock.seeding import seeded
-from penstock.steps.bundle import Assignment, BundleResult, Shipment, StageRunner, load_copy
+from penstock.steps.bundle import BundleResult, Shipment, StageRunner, load_copy
 from penstock.steps.stage import Outlet
 from penstock.transport.reports import ErrorReport
 
@@ -86,9 +86,8 @@ class Executor:
         with seeded(seed, "setup", work.stage):
             runner = self._runner(work.stage)
         blocks = () if work.payload is None else work.payload.read()
-        assignment = Assignment(work.run, work.key, work.attempt, work.root, work.split, blocks, work.journaled)
         with seeded(seed, work.stage, work.root, work.key):
-            return runner.run(assignment, ship)
+            return runner.run(work, ship, blocks)
 
     def _runner(self, stage: int) -> StageRunner:
         if stage not in self._runners:

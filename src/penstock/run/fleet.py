@@ -14,7 +14,7 @@ from penstock.blocks import Block
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.pools import Machine, Pools
-from penstock.steps.bundle import BundleResult, Key
+from penstock.steps.bundle import Assignment, BundleResult
 from penstock.steps.stage import Outlet
 from penstock.transport.reports import ErrorReport
 
@@ -36,20 +36,14 @@ class Payload(Protocol):
     def release(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work(Assignment):
     """To a worker: one split. It is unpickled by the thread that runs it, so that what goes wrong is its own trouble."""
 
     task: int
     stage: int
-    root: int
-    run: str
-    key: Key
-    attempt: int
-    split: bytes | None = None  # of a source, pickled
-    payload: Payload | None = None  # or from the stage before
+    payload: Payload | None = None  # from the stage before, where there is no split of a source
     spread: bool = False  # cut what it makes for other stages into small chunks: there are few splits
-    journaled: bool = False  # the run can be resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,10 @@ class Done:
     result: BundleResult
     shipped: Sequence[tuple[Outlet, Sequence[Payload]]]
     metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def payloads(self) -> list[Payload]:
+        return [payload for _, payloads in self.shipped for payload in payloads]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class SplitResult:
 
     counts: dict[str, StepCount] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
-    stage_rows: dict[int, int] = field(default_factory=dict)
+    stage_rows: dict[int, int] = field(default_factory=dict)  # rows in
     bundles: int = 0
 
     def add(self, other: SplitResult) -> None:
@@ -67,14 +67,10 @@ class PreparedPart(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a run has done so far."""
+class Tally(SplitResult):
+    """What a run has done so far: what came of all its splits, and what is under way."""
 
-    counts: dict[str, StepCount] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
     collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
-    stage_rows: dict[int, int] = field(default_factory=dict)  # rows in, of splits that are done
     stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process
     running_rows: dict[int, int] = field(default_factory=dict)  # by task
     running_metrics: dict[int, Metrics] = field(default_factory=dict)  # by worker: of splits that are not done
-    splits: int = 0

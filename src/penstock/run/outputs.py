@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from penstock.errors import OutputError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
-from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
-from penstock.run.outcomes import Tally
+from penstock.run.outcomes import SplitResult, Tally
 from penstock.run.schedule import Task
-from penstock.steps.bundle import BundleResult
 
 
-class Outputs(Protocol):
+class Outputs:
     """The sinks of a run, from their first to their last word. Called by the coordinator's thread, in this order."""
 
-    @property
-    def attempts_before(self) -> int:
-        """Attempts are numbered on from here: no two processes write the same part aside under one name."""
+    attempts_before = 0  # attempts are numbered on from here: no two processes write the same part aside under one name
 
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
+        raise NotImplementedError
 
     def folders(self) -> list[str]:
         """Of this machine, to be removed if this process is killed."""
+        return []
 
     def split_begins(self, task: Task) -> None:
         """A split of a source is about to be read."""
 
-    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
-        """A bundle is done, and has led to `fed` more of them."""
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
+        """A bundle is done, with `parts` (a sink's node, and the token) aside, and has led to `fed` more bundles."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Workers have been given their work: time to make visible what may be."""
@@ -42,21 +41,21 @@ class Outputs(Protocol):
 
     def publish(self) -> None:
         """The run has succeeded."""
+        raise NotImplementedError
 
     def abandon(self, error: BaseException) -> None:
         """The run has failed, or was stopped. What goes wrong here is told with that error."""
+        raise NotImplementedError
 
 
-class AtTheEnd:
+class AtTheEnd(Outputs):
     """All parts are published when the run is done. A run that fails publishes nothing."""
-
-    attempts_before = 0
 
     def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
         self._run = run
         self._sinks = sinks
         self._inputs = inputs
-        self._parts: list[tuple[int, Any]] = []  # sink's node, token
+        self._parts: list[tuple[int, Any]] = []
 
     def begin(self) -> Tally:
         for sink in self._sinks.values():
@@ -67,14 +66,8 @@ class AtTheEnd:
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
 
-    def split_begins(self, task: Task) -> None: ...
-
-    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
-        self._parts += result.parts
-
-    def flush(self) -> None: ...
-
-    def check(self) -> None: ...
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
+        self._parts += parts
 
     def publish(self) -> None:
         for done, (index, token) in enumerate(self._parts):

@@ -66,7 +66,7 @@ class Run:
         with terminable(), self._begin(self._job) as begun:
             setup = set_up(self._job, begun.layout)
             if isinstance(begun.outputs, Tally):
-                return _result(setup, begun.outputs, before=begun.outputs.splits, was_finished=True)
+                return _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
             return self._carry_out(setup, begun.outputs)
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class Run:
         with seldom_collected():
             try:
                 tally = outputs.begin()
-                before, rows_before = tally.splits, rows_read(tally.counts)
+                before, rows_before = tally.bundles, rows_read(tally.counts)
                 self._work(setup, outputs, tally)
                 check_counts(self._job.graph, tally.counts)
                 outputs.check()
@@ -137,7 +137,7 @@ def _result(
         counts={node.label: StepCount() for node in job.graph.nodes if node.traits.is_counted} | tally.counts,
         metrics=tally.metrics,
         outputs=[sink.describe() for sink in job.sinks.values()],
-        splits=tally.splits,
+        splits=tally.bundles,
         splits_before=before,
         rows_before=rows_read(tally.counts) if was_finished else rows_before,
         retries=scheduler.retries,

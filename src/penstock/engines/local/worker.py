@@ -26,7 +26,7 @@ from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed
 from penstock.run.execute import Executor
-from penstock.run.fleet import Done, Failed, Payload, Progress, Ready, Work
+from penstock.run.fleet import Done, Failed, Progress, Ready, Work
 from penstock.run.garbage import seldom_collected
 from penstock.transport.channel import Channel
 from penstock.transport.reports import ErrorReport
@@ -101,7 +101,7 @@ class _Worker:
             self._send(Failed(work.task, ErrorReport.of(exc)))
         finally:
             # The coordinator has descriptors of its own by now, and those of the work were copies: these are done with.
-            for payload in [*_payloads(event), *([work.payload] if work.payload else [])]:
+            for payload in [*(event.payloads if isinstance(event, Done) else []), *([work.payload] if work.payload else [])]:
                 payload.release()
             with contextlib.suppress(Exception):  # what steps print appears split by split; stdout may be closed
                 sys.stdout.flush()
@@ -129,7 +129,3 @@ class _Worker:
     def _send_now(self, message: object, fds: Sequence[int]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # without a coordinator this process ends anyway
             self._channel.send(message, fds)
-
-
-def _payloads(event: Done | Failed) -> list[Payload]:
-    return [each for _, payloads in event.shipped for each in payloads] if isinstance(event, Done) else []

@@ -120,7 +120,7 @@ class ProcessFleet:
         except (EOFError, OSError):
             return self._bury(worker)
         if isinstance(event, Done):
-            take_files([each for _, payloads in event.shipped for each in payloads], fds)
+            take_files(event.payloads, fds)
         return event
 
     def _bury(self, worker: int) -> Died:
