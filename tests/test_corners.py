@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,10 @@ import pytest
 import penstock as ps
 from penstock.blocks import byte_size, size_of
 from penstock.errors import AccountingError, OutputError, StepError, UsageError
+from penstock.io.jsonl import JsonlSink, JsonlWriter
+from penstock.io.parquet_writing import ParquetSink, ParquetWriter
 from penstock.observe.result import StepCount
+from penstock.pipeline.pipeline import Graph
 from penstock.run.accounting import check_counts
 from penstock.transport.interpreters import describe_exit
 
@@ -270,6 +274,107 @@ def test_rows_that_go_missing_between_steps_are_noticed():
         check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 5), "b": StepCount(4, 4)})
     with pytest.raises(AccountingError, match="step 'a' took 5 rows and gave 6"):
         check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 6), "b": StepCount(6, 6)})
+
+
+def test_rows_that_go_missing_in_a_partition_or_behind_one_of_its_outputs_are_noticed():
+    p = ps.Pipeline()
+    parts = p | ps.Create([1]) | "cut" >> ps.Partition(lambda row, n: 0, 2)
+    for part, name in zip(parts, "ab", strict=True):
+        part | name >> ps.Map(str)
+    cut = parts[0].producer.label
+    counts = {
+        "Create": StepCount(0, 5),
+        cut: StepCount(5, 5, tags={"0": 3, "1": 2}),
+        "a": StepCount(3, 3),
+        "b": StepCount(2, 2),
+    }
+    check_counts(Graph(p._nodes), counts)
+    with pytest.raises(AccountingError, match="took 5 rows and gave 4; it must give one for each"):
+        check_counts(Graph(p._nodes), counts | {cut: StepCount(5, 4, tags={"0": 2, "1": 2}), "a": StepCount(2, 2)})
+    with pytest.raises(AccountingError, match="step 'b' was given 2 rows and took 1"):
+        check_counts(Graph(p._nodes), counts | {"b": StepCount(1, 1)})
+
+
+def test_a_run_counts_the_rows_of_every_output(pipeline):
+    p = pipeline()
+    parts = p | ps.Create(range(10)) | ps.Partition(lambda row, n: row % 5 == 0, 2)
+    good, failed = parts[0] | "divide" >> ps.Map(lambda row: 1 / (row - 1)).with_exception_handling()
+    _ = parts[1] | ps.Reshuffle() | ps.Map(str), failed | ps.Map(str), good | ps.Map(str)
+    result = p.run()
+    assert result.counts[parts[0].producer.label].tags == {"0": 8, "1": 2}
+    assert sorted(result.counts["divide"].tags.values()) == [1, 7]
+
+
+class Loses(JsonlWriter):
+    """A writer that leaves out the first row of each block."""
+
+    def add(self, block):
+        if len(block) > 1:
+            super().add(block[1:])
+
+
+class LosesColumns(ParquetWriter):
+    def add(self, block):
+        if len(block) > 1:
+            super().add(block[1:])
+
+
+class Tells(JsonlWriter):
+    """A writer that says that its part is empty."""
+
+    def close(self):
+        super().close()
+
+
+class LosingSink(JsonlSink):
+    writer = Loses
+
+    def open(self, part):
+        return self.writer(self.places(part))
+
+
+class TellingSink(LosingSink):
+    writer = Tells
+
+
+class LosingParquetSink(ParquetSink):
+    def open(self, part):
+        return LosesColumns(self.places(part), None, "zstd")
+
+
+class UnpublishedSink(JsonlSink):
+    """A sink that leaves one of its parts aside."""
+
+    def publish(self, token):
+        if "part-00000" not in token.final:
+            super().publish(token)
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (
+            lambda path: LosingSink(path, False),
+            r"sink 'out' was given \d+ rows, and its part has \d+; the defect is in the writer",
+        ),
+        (lambda path: LosingParquetSink(path, False, None, "zstd"), r"sink 'out' was given \d+ rows, and its part has \d+"),
+        (lambda path: TellingSink(path, False), r"sink 'out' was given \d+ rows, and its part has 0"),
+        (lambda path: UnpublishedSink(path, False), r"1 of \d+ published parts are not there, such as part-00000"),
+    ],
+)
+def test_rows_that_go_missing_on_their_way_into_parts_are_noticed(pipeline, tmp_path, sink, message, journaled):
+    p = pipeline(**({"run_dir": tmp_path / "run"} if journaled else {}))
+    p | ps.Create([{"n": n} for n in range(20)]) | ps.Map(dict) | "out" >> ps.Write(sink(f"{tmp_path}/out"))
+    with pytest.raises(ps.PenstockError, match=message):
+        p.run()
+
+
+def test_the_manifest_says_how_many_rows_are_in_each_part(tmp_path):
+    with ps.Pipeline(workers=0, run_dir=tmp_path / "run") as p:
+        p | ps.Create(range(20)) | ps.Filter(lambda row: row > 4) | ps.WriteToJsonl(tmp_path / "out")
+    [output] = json.loads((tmp_path / "run" / "manifest.json").read_text())["outputs"]
+    assert sum(part["rows"] for part in output["parts"]) == 15
 
 
 def test_signals_without_a_name():

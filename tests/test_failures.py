@@ -382,6 +382,54 @@ def test_failures_are_written_as_they_are(pipeline, tmp_path):
     assert (failure["step"], failure["kind"], failure["error_type"]) == ("Ask", "raised", "ValueError")
 
 
+RECIPES = {  # as the page on inference has them
+    ("jsonl", False): lambda failed: failed[0],
+    ("jsonl", True): lambda failed: tuple(failed[0]),
+    ("parquet", False): lambda failed: failed["row"],
+    ("parquet", True): lambda failed: (failed["key"], failed["row"]),
+}
+
+
+@pytest.mark.parametrize(("kind", "keyed"), RECIPES)
+def test_rows_that_failed_are_run_again_from_the_file_that_they_were_written_to(tmp_path, kind, keyed):
+    rows = [(f"key {n}", n) if keyed else n for n in range(6)]
+    read, write = {
+        "jsonl": (ps.ReadFromJsonl, ps.WriteToJsonl),
+        "parquet": (ps.ReadFromParquet, ps.WriteToParquet),
+    }[kind]
+
+    def asked(pcoll, trouble):
+        model = Model(trouble)
+        return pcoll | ps.RunInference(ps.KeyedModelHandler(model) if keyed else model).with_exception_handling()
+
+    p = ps.Pipeline(workers=0)
+    _, failures = asked(p | ps.Create(rows), poison(1, 4))
+    failures | write(tmp_path)
+    p.run()
+    again = ps.Pipeline(workers=0) | read(tmp_path / f"*.{kind}") | ps.Map(RECIPES[kind, keyed])
+    good, failures = asked(again, poison())
+    expected = [("answer", 1), ("answer", 4)]
+    assert good.collect() == ([("key 1", expected[0]), ("key 4", expected[1])] if keyed else expected)
+    assert (failures | ps.Map(str)).collect() == []
+
+
+def test_a_key_that_a_file_made_a_list_is_answered_with_what_helps(pipeline):
+    rows = [["a", 1], ["b", 2]]
+    _, failed, _ = run(pipeline, rows, ps.KeyedModelHandler(Model()))
+    [hint] = {failure.message.splitlines()[1].strip() for _, failure in failed["inferences"]}
+    assert hint.startswith("put ps.Map(tuple) before it: ")
+    good = pipeline() | ps.Create(rows) | ps.Map(tuple) | ps.RunInference(ps.KeyedModelHandler(Model()))
+    assert good.collect() == [("a", ("answer", 1)), ("b", ("answer", 2))]
+
+
+def test_a_step_that_fails_for_every_row_is_logged_once(pipeline, caplog):
+    run(pipeline, [1, 2], Model(poison(1)))
+    assert caplog.messages == []
+    run(pipeline, [1, 2], Model(poison(1, 2)))
+    [told] = caplog.messages
+    assert told.startswith("step 'Ask' failed for all 2 rows; the commonest error: ")
+
+
 def test_all_failures_as_one_collection(pipeline):
     handler = Model(poison(3)).with_preprocess_fn(lambda row: 6 // row and row)
     _, failures = pipeline() | ps.Create([0, 3, 1]) | ps.RunInference(handler).with_exception_handling()

@@ -109,6 +109,32 @@ class Cached(Plain):
         return 2 * self.value
 
 
+class Limited(collections.UserList):
+    """A container with a setting of its own."""
+
+    def __init__(self, items, limit):
+        super().__init__(items)
+        self.limit = limit
+
+
+class LimitedSet(set):
+    def __init__(self, items, limit):
+        super().__init__(items)
+        self.limit = limit
+
+
+def enum_member(told):
+    """Members of one name and value, of enums that differ in a method."""
+
+    class Level(enum.Enum):
+        HIGH = 1
+
+        def tell(self):
+            return told
+
+    return Level.HIGH
+
+
 DIFFERENT = {
     "numbers": [1, 1.0, True, 2, -1, 0.0, -0.0, float("nan"), float("inf"), 1j, 10**5000],
     "texts": ["", "a", "b", "ä", "\ud800", b"", b"a", bytearray(b"a"), ["a"], ("a",), {"a"}, frozenset(), {"a": None}],
@@ -168,6 +194,10 @@ DIFFERENT = {
         "a".upper,
         {"a": 1}.get,
         {"a": 2}.get,
+        "a".__contains__,
+        "b".__contains__,
+        (1).__lt__,
+        (2).__lt__,
         json.loads,
         json.dumps,
         functools.partial(len, "a"),
@@ -181,6 +211,22 @@ DIFFERENT = {
         Plain,
         int,
     ],
+    "containers": [
+        {},
+        collections.defaultdict(int),
+        collections.defaultdict(list),
+        collections.defaultdict(lambda: 1),
+        collections.defaultdict(lambda: 2),
+        collections.deque([1]),
+        collections.deque([1], maxlen=2),
+        collections.deque([1], maxlen=3),
+        Limited([1], 1),
+        Limited([1], 2),
+        {1},
+        LimitedSet([1], 1),
+        LimitedSet([1], 2),
+    ],
+    "enums with methods": [enum_member(1), enum_member(2)],
     "others": [re.compile("a"), re.compile("a", re.I), decimal.Decimal("1"), logging.getLogger("a"), json, os],
 }
 

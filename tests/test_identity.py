@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
 import pathlib
@@ -24,6 +25,8 @@ from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, Sente
 from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.io.digests import sha256_of
+from penstock.io.jsonl import JsonlSink, JsonlSource
+from penstock.io.lines import TextSource
 from penstock.journal.identity import Change, Identity, changes, describe_run, stable_names
 from penstock.journal.identity.values import digests
 from penstock.pipeline.pipeline import Graph
@@ -202,7 +205,9 @@ class Adds(ps.DoFn):
 def test_dofns_batches_and_partitions():
     assert texts(mapped(ps.ParDo(Adds(1))), mapped(ps.ParDo(Adds(1)))) == []
     assert texts(mapped(ps.ParDo(Adds(1))), mapped(ps.ParDo(Adds(2)))) == ["step 'ParDo(Adds)': more is another"]
-    assert texts(mapped(ps.MapBatches(list, batch_size=2)), mapped(ps.MapBatches(list, batch_size=3))) == []
+    assert texts(mapped(ps.MapBatches(list, batch_size=2)), mapped(ps.MapBatches(list, batch_size=3))) == [
+        "step 'MapBatches(list)': batch_size is another"
+    ]
     assert texts(mapped(ps.BatchElements(max_batch_size=2)), mapped(ps.BatchElements(max_batch_size=3))) != []
     assert texts(mapped(ps.GroupIntoBatches(2)), mapped(ps.GroupIntoBatches(2))) == []
     assert texts(mapped(ps.Partition(max, 2)), mapped(ps.Partition(min, 2))) != []
@@ -255,6 +260,119 @@ def test_settings_of_sources_and_sinks():
     assert texts(
         through(ps.ReadFromCsv("/a"), ps.WriteToCsv("/b")), through(ps.ReadFromCsv("/a", delimiter=";"), ps.WriteToCsv("/b"))
     ) == ["step 'r': delimiter is another"]
+
+
+class Doubles(ps.ModelHandler):
+    def load_model(self):
+        return 2
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model * row for row in batch]
+
+
+class Halves(Doubles):
+    def load_model(self):
+        return 0.5
+
+
+def longest(row):
+    return len(row)
+
+
+SCHEMA = pa.schema([("x", pa.int64())])
+FUNCTION = {"fn": (str.upper, str.lower), "args": (1, 2), "kwargs": ({"by": 1}, {"by": 2})}
+WEIGHTS = {"max_batch_weight": (8, 9), "element_size_fn": (len, longest)}
+
+# Every argument of every transform, with two values that differ.
+ARGUMENTS = {
+    ps.BatchElements: {"max_batch_size": (2, 3), **WEIGHTS},
+    ps.Create: {"values": ([1], [2])},
+    ps.Filter: FUNCTION,
+    ps.FlatMap: FUNCTION,
+    ps.Flatten: {},
+    ps.GroupIntoBatches: {"batch_size": (2, 3), **WEIGHTS},
+    ps.Map: FUNCTION,
+    ps.MapBatches: {"fn": (list, sorted), "batch_size": (2, 3), "format": ("rows", "arrow")},
+    ps.ParDo: FUNCTION,
+    ps.Partition: {"fn": (max, min), "n": (2, 3)},
+    ps.Read: {"source": (JsonlSource("/a"), TextSource("/a"))},
+    ps.ReadFromCsv: {
+        "pattern": ("/a", "/b"),
+        "delimiter": (",", ";"),
+        "header": (["x"], ["y"]),
+        "multiline": (True, False),
+    },
+    ps.ReadFromJsonl: {"pattern": ("/a", "/b")},
+    ps.ReadFromParquet: {"pattern": ("/a", "/b"), "columns": (["x"], ["y"])},
+    ps.ReadFromText: {"pattern": ("/a", "/b")},
+    ps.Reshuffle: {},
+    ps.RunInference: {
+        "model_handler": (Doubles(), Halves()),
+        "inference_args": ({"k": 1}, {"k": 2}),
+        "metrics_namespace": ("a", "b"),
+        "model_identifier": ("a", "b"),
+    },
+    ps.Write: {"sink": (JsonlSink("/a", False), JsonlSink("/b", False))},
+    ps.WriteToCsv: {"path": ("/a", "/b"), "columns": (["x"], ["y"]), "overwrite": (False, True)},
+    ps.WriteToJsonl: {"path": ("/a", "/b"), "overwrite": (False, True)},
+    ps.WriteToParquet: {
+        "path": ("/a", "/b"),
+        "schema": (SCHEMA, SCHEMA.append(pa.field("y", pa.int64()))),
+        "compression": ("zstd", "gzip"),
+        "overwrite": (False, True),
+    },
+    ps.WriteToSql: {
+        "url": ("postgresql://host/a", "postgresql://host/b"),
+        "table": ("a", "b"),
+        "schema": ("a", "b"),
+        "upsert_by": (["x"], ["y"]),
+        "create": (True, False),
+        "aside": ("/a", "/b"),
+    },
+    ps.WriteToText: {"path": ("/a", "/b"), "overwrite": (False, True)},
+}
+MAY_CHANGE = {
+    "overwrite": "of what is there before the run begins; its own output is never overwritten",
+    "metrics_namespace": "a name",
+    "model_identifier": "who shares a copy of the model",
+    "create": "whether a table that is missing is an error",
+    "aside": "where rows wait to be published; a run that goes on looks in both places",
+}
+
+
+def arguments_of(transform):
+    """By name; a class that defines no __init__ has none."""
+    defined = any("__init__" in vars(base) for base in transform.__mro__ if base.__module__.startswith("penstock."))
+    return [*inspect.signature(transform.__init__).parameters][1:] if defined else []
+
+
+def test_every_argument_of_every_transform_is_known_here():
+    """A new one is compared on resume, or in the list of those that may change, with the reason."""
+    public = [getattr(ps, name) for name in ps.__all__]
+    transforms = [each for each in public if isinstance(each, type) and issubclass(each, ps.PTransform)]
+    assert {each: arguments_of(each) for each in transforms if each is not ps.PTransform} == {
+        each: list(values) for each, values in ARGUMENTS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [(each, name) for each, values in ARGUMENTS.items() for name in values],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_an_argument_that_changes_output_is_compared(transform, name):
+    def applied(choice):
+        values = {each: pair[choice if each == name else 0] for each, pair in ARGUMENTS[transform].items()}
+        made = transform(
+            *[values.pop(each) for each in ("fn", "args") if each in values],
+            **values.pop("kwargs", {}),
+            **values,
+        )
+        starts = issubclass(transform, (ps.Create, ps.Read))
+        return lambda p: (p if starts else p | "rows" >> ps.Create([1])) | "step" >> made
+
+    assert texts(applied(0), applied(0)) == []
+    assert bool(texts(applied(0), applied(1))) == (name not in MAY_CHANGE)
 
 
 def test_what_a_run_finds_out_is_no_change(tmp_path):

@@ -6,6 +6,7 @@ import os
 import threading
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -220,6 +221,50 @@ def test_a_handler_that_returns_none(pipeline):
         PredictionCountError, match=r"run_inference\(\) returned None; it must return one prediction per row"
     ):
         (pipeline() | ps.Create([1]) | ps.RunInference(Forgets())).collect()
+
+
+class Gives(Adds):
+    """Its answers to a batch are what the function makes of it."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def run_inference(self, batch, model, inference_args=None):
+        return self.answer(batch)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda batch: {"label": batch, "score": batch}, "dict"),
+        (lambda batch: "ab", "str"),
+        (lambda batch: b"ab", "bytes"),
+        (lambda batch: pd.DataFrame({"label": batch, "score": batch}), "DataFrame"),
+        (lambda batch: pa.table({"label": batch, "score": batch}), "Table"),
+        (lambda batch: ps.PredictionResult(batch, batch, None), "PredictionResult"),
+        (lambda batch: set(batch), "set"),
+    ],
+)
+def test_answers_that_are_not_one_for_each_row_of_the_batch(pipeline, answer, kind):
+    """Each has as many keys, letters, columns or items as the batch has rows."""
+    rows = pipeline() | ps.Create([1, 2, 3] if kind == "PredictionResult" else [1, 2])
+    with pytest.raises(
+        PredictionCountError, match=rf"step 'ask': run_inference\(\) returned a {kind}; .*one prediction per row"
+    ):
+        (rows | "ask" >> ps.RunInference(Gives(answer))).collect()
+
+
+@pytest.mark.parametrize("answer", [np.array, tuple, iter, lambda batch: np.array([[row, row] for row in batch])])
+def test_answers_as_anything_with_one_item_for_each_row(answer):
+    made = (ps.Pipeline() | ps.Create([1, 2]) | ps.RunInference(Gives(answer))).collect()
+    assert [np.max(row) for row in made] == [1, 2]
+
+
+@pytest.mark.parametrize("batch", ["text", {"a": 1}, 5])
+def test_a_row_that_is_to_be_a_batch_and_is_none(batch):
+    with pytest.raises(StepError, match="expects rows that are lists of examples, got"):
+        (ps.Pipeline() | ps.Create([batch]) | ps.RunInference(Adds().with_no_batching())).collect()
 
 
 @pytest.mark.parametrize("watched", [False, True])

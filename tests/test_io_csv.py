@@ -158,6 +158,8 @@ def test_header_and_values(tmp_path: Path) -> None:
     np = pytest.importorskip("numpy")
     answers = [PredictionResult(1, np.float32(0.5), "m"), PredictionResult("x", np.array(2), None)]
     assert written(tmp_path / "a", answers) == "example,inference,model_id\n1,0.5,m\nx,2,\n"
+    moment = np.datetime64("2024-02-29T12:30:00.000000005")
+    assert written(tmp_path / "c", [{"x": moment}]) == "x\n2024-02-29T12:30:00.000000005\n"
     assert written(tmp_path / "b", [{"x": 1, "y": True}], columns=["y", "x"]) == "y,x\nTrue,1\n"
 
 
@@ -170,5 +172,8 @@ def test_rows_that_do_not_fit(tmp_path: Path) -> None:
         written(tmp_path / "c", [1])
     with pytest.raises(OutputError, match="column 'x' holds a list, which CSV has no way to write"):
         written(tmp_path / "d", [{"x": [1, 2]}])
+    for value in ({1}, bytearray(b"x"), memoryview(b"x"), range(2), object()):
+        with pytest.raises(OutputError, match=f"column 'x' holds a {type(value).__name__}, which CSV has no way to write"):
+            written(tmp_path / type(value).__name__, [{"x": value}])
     with pytest.raises(OutputError, match="text that UTF-8 cannot hold"):
         written(tmp_path / "e", [{"x": "\ud800"}])

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -275,3 +276,27 @@ def test_rows_that_do_not_fit(tmp_path: Path) -> None:
         written(tmp_path / "e", [{1: 2}])
     with pytest.raises(UsageError, match=r"compression='zip'\): expected one of"):
         WriteToParquet(tmp_path / "f", compression="zip")
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
+    pq.write_table(twice, tmp_path / "in.parquet")
+    with pytest.raises(
+        InputError, match=r"in\.parquet: has several columns of the name 'a'; .* or choose others with columns="
+    ):
+        source_of(tmp_path / "in.parquet").splits(SplitGoal())
+    with pytest.raises(InputError, match="has several columns of the name 'a'; write it again with different names$"):
+        source_of(tmp_path / "in.parquet", columns=["a"]).splits(SplitGoal())
+    assert rows(source_of(tmp_path / "in.parquet", columns=["b"])) == [{"b": 3}]
+    with pytest.raises(OutputError, match=r"two columns have one name \('a', 'a', 'b'\); rename one"):
+        written(tmp_path / "out", twice)
+
+
+def test_rows_without_columns(tmp_path: Path) -> None:
+    pd.DataFrame(index=range(5)).to_parquet(tmp_path / "five.parquet")
+    with pytest.raises(InputError, match=r"five\.parquet: has rows and no columns"):
+        source_of(tmp_path / "five.parquet").splits(SplitGoal())
+    pd.DataFrame().to_parquet(tmp_path / "none.parquet")
+    assert rows(source_of(tmp_path / "none.parquet")) == []
+    with pytest.raises(OutputError, match="a table has 2 rows and no columns"):
+        written(tmp_path / "out", pa.table({"a": [1, 2]}).select([]))

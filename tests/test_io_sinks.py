@@ -139,7 +139,7 @@ def test_two_steps_cannot_write_the_same_parts(tmp_path: Path) -> None:
 def test_aside_is_a_local_folder_with_the_parts(tmp_path: Path) -> None:
     sink = WriteToText(tmp_path).sink
     sink.prepare("run")
-    aside, final, size, digest = write_part(sink, "00012", ["a"])
+    aside, final, size, digest, *_ = write_part(sink, "00012", ["a"])
     assert sink.aside("run") == (str(tmp_path / ".penstock-run"),)
     assert (aside, final) == (str(tmp_path / ".penstock-run" / "00012-1.txt"), str(tmp_path / "part-00012.txt"))
     assert (size, digest) == (2, None), "a digest is for runs that can be resumed"
@@ -166,6 +166,15 @@ def test_rows_that_are_not_lines(tmp_path: Path, row: object, message: str) -> N
     for block in ([row], ["good", row], [row, "good"]):
         with pytest.raises(OutputError, match=message):
             write_all(WriteToText(tmp_path), block, run=f"run{len(os.listdir(tmp_path))}")
+
+
+def test_a_byte_order_mark_in_a_row_is_text(tmp_path: Path) -> None:
+    rows = ["\ufeffmarked", "\ufeff", "plain"]
+    write_all(WriteToText(tmp_path / "text"), rows, rows)
+    assert read_back(ReadFromText(tmp_path / "text")) == rows * 2
+    records = [{"\ufeffname": "\ufeffvalue"}]
+    write_all(WriteToCsv(tmp_path / "csv"), records)
+    assert read_back(ReadFromCsv(tmp_path / "csv")) == records
 
 
 @dataclass
@@ -207,10 +216,19 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
 def test_what_is_not_json(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
-    cases = [({"x": {1, 2}}, "a value of type set"), ({(1, 2): 3}, "keys must be"), (loop, "recursion")]
+    cases = [
+        ({"x": {1, 2}}, "a value of type set"),
+        ({"x": np.datetime64(1, "ns")}, "a value of type datetime64"),
+        ({"x": np.array([1], "m8[s]")}, "a value of type timedelta64"),
+        ({"x": memoryview(b"x")}, "a value of type memoryview"),
+        ({(1, 2): 3}, "keys must be"),
+        (loop, "recursion"),
+    ]
     for i, (row, message) in enumerate(cases):
         with pytest.raises(OutputError, match=rf"a row of type (dict|list) is not JSON: .*{message}.*; expected dicts"):
             write_all(WriteToJsonl(tmp_path), [row], run=str(i))
+    with pytest.raises(OutputError, match=r"two keys of a dict are the same text \(1, '1'\): rename one"):
+        write_all(WriteToJsonl(tmp_path), [{"x": {1: 2, "1": 3}}], run="keys")
 
 
 class Eager(Writer[str]):

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -188,6 +189,16 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"x": [float("nan")]}], "cannot be written as json"),
     ([{"x": [{1, 2}]}], r"cannot be written as json \(a set inside\)"),
     ([{"x": timedelta(1)}], "holds a timedelta, which has no SQL type: put a ps.Map before it"),
+    ([{"x": time(1, 2, tzinfo=UTC)}], "a time of day with a zone, which has no SQL type"),
+    ([{"x": np.datetime64(5, "ns")}], "holds a datetime64, which has no SQL type"),
+    ([{"x": np.timedelta64(5, "s")}], "holds a timedelta64, which has no SQL type"),
+    ([{"x": np.longdouble("0.1")}], "holds a longdouble, which has no SQL type"),
+    ([{"x": pd.Timestamp(5)}], "000000005.*, and databases hold microseconds"),
+    (
+        pa.table({"x": pa.array([5], pa.timestamp("ns"))}),
+        r"holds timestamp\[ns\] that cannot be written as datetime .*lose data",
+    ),
+    ([{"x": {1: 2, "1": 3}}], r"two keys of a dict are the same text \(1, '1'\)"),
     ([{1: 2}], "columns are named by str, got 1"),
     ([3], "WriteToSql expects rows with named fields"),
     (pa.table({"x": pa.array([2**63], pa.uint64())}), "holds uint64 that cannot be written as int"),
@@ -200,6 +211,24 @@ REFUSED: list[tuple[Any, str]] = [
 def test_values_that_no_database_holds(sqlite: TestDatabase, rows: Any, message: str) -> None:
     with pytest.raises(OutputError, match=message):
         write_all(ps.WriteToSql(sqlite.url, "answers"), rows)
+
+
+def test_decimals_are_exact_or_refused(database: TestDatabase) -> None:
+    exact = [Decimal("1.10"), Decimal(2**62 + 1), Decimal("0.1234567890123456789")]
+    database.run("CREATE TABLE answers (x text)")
+    write_all(ps.WriteToSql(database.url, "answers"), [{"x": value} for value in exact])
+    assert [Decimal(x) for (x,) in database.rows()] == exact
+    write = ps.WriteToSql(database.url, "made")
+    if database.is_postgres:
+        write_all(write, [{"x": value} for value in exact])
+        assert [x for (x,) in database.rows(table="made")] == exact
+        return
+    write_all(write, [{"x": value} for value in exact[:2]])
+    assert database.rows(table="made") == [(1.1,), (2**62 + 1,)]
+    with pytest.raises(
+        OutputError, match="'x' holds 0.1234567890123456789, which SQLite cannot hold as a number: make the col"
+    ):
+        write_all(ps.WriteToSql(database.url, "made"), [{"x": exact[2]}], run="second")
 
 
 def test_values_that_the_database_refuses(database: TestDatabase) -> None:

@@ -70,6 +70,15 @@ def test_rows_that_hang_or_crash_are_found(step, expected, workers):
     assert (counts.rows_in, counts.rows_out, counts.rows_failed) == (80, len(expected), 4)
 
 
+@pytest.mark.parametrize("step", [ps.FlatMap, ps.ParDo])
+def test_a_row_where_rows_are_expected_is_a_failure(step):
+    steps = step(lambda row: {"row": row}).with_exception_handling(use_subprocess=True)
+    _, failed = ps.Pipeline() | ps.Create([12]) | steps
+    [(row, failure)] = failed.collect()
+    assert row == 12
+    assert "returned a dict; expected an iterable of rows" in failure.message
+
+
 def test_tagged_outputs_of_a_process():
     step = ps.ParDo(Sorts()).with_outputs("odd", "even").with_exception_handling(use_subprocess=True)
     rows = [row for row in range(80) if row != HANGS]

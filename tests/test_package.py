@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import penstock
 import penstock.testing
+from penstock import errors
 
 SOURCE = Path(penstock.__file__).parent
 
@@ -45,7 +47,7 @@ LAYERS = {
     "handlers": {"inference", "rows", "blocks", "errors"},
     "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
     "io": {"pipeline", "crashes", *BASE},
-    "pipeline": {"batching", "options", "retry", "failures", "errors"},
+    "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "transport", *BASE},
     "batching": {"errors"},
     "observe": {"errors"},
@@ -109,6 +111,26 @@ def runtime_imports(path):
         for name in names:
             if name.startswith("penstock."):
                 yield name.removeprefix("penstock.")
+
+
+def drawn_tree(text):
+    """The errors that a drawing of branches names, each with the one that it hangs on."""
+    above, found = [], {}
+    for bars, name in re.findall(r"^((?:[|' ]  ?|[|']- )*)(\w+Error)\b", text, re.M):
+        depth = len(bars) // 3
+        found[name] = above[depth - 1] if depth else "Exception"
+        above[depth:] = [name]
+    return found
+
+
+def test_the_drawn_tree_of_errors_is_the_tree():
+    for path in SOURCE.rglob("*.py"):  # an error may stand anywhere
+        tree = ast.parse(path.read_text())
+        names = [each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+        if path.name != "errors.py":
+            assert [name for name in names if name.endswith("Error")] == [], f"{path.name}: errors stand in errors.py"
+    classes = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, Exception)]
+    assert drawn_tree(errors.__doc__) == {each.__name__: each.__bases__[0].__name__ for each in classes}
 
 
 def test_imports_go_down_only():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -45,6 +48,8 @@ def test_a_transform_can_be_applied_twice():
         (lambda p: list(p | ps.Create([1])), "has no rows until it has run: use .collect()"),
         (lambda p: p | ps.Create("text"), "for one row: Create"),
         (lambda p: p | ps.Create(5), "expected an iterable of rows"),
+        (lambda p: p | ps.Create({"a": 1}), "for one row: Create"),
+        (lambda p: p | ps.Create(ps.PredictionResult(1, 2)), "for one row: Create"),
         (lambda p: p | ps.Create([1]) | ps.Map("x"), "expected a function of one row"),
         (lambda p: p | ps.Create([1]) | ps.ParDo(ps.DoFn), "call it: ParDo"),
         (lambda p: p | ps.Create([1]) | ps.MapBatches(len, batch_size=0), "batch_size=0"),
@@ -175,3 +180,87 @@ def test_another_engine_gets_the_graph():
     p = ps.Pipeline(engine=Notes(), workers=7)
     rows = p | ps.Create([1])
     assert (rows.collect(), p.explain()) == ([7], "1 nodes")
+
+
+class ReadsOwn(ps.DoFn):
+    def __init__(self, file):
+        self.file = file
+
+    def process(self, element):
+        yield self.file.readline()
+
+
+@pytest.mark.parametrize("mode", ["r", "rb", "r+"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda file: ps.Map(lambda row: file.readline()),
+        lambda file: ps.Filter(lambda row, lines=file: lines.readline()),
+        lambda file: ps.FlatMap(lambda row, lines: lines, file),
+        lambda file: ps.ParDo(ReadsOwn(file)),
+    ],
+    ids=["closure", "default", "argument", "dofn"],
+)
+def test_a_file_that_is_open_for_reading_is_found_before_anything_starts(pipeline, tmp_path, step, mode):
+    """Every copy of the step would read it from the same place on, so that rows would get the same lines."""
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    with open(tmp_path / "lines", mode) as file:
+        rows = pipeline() | ps.Create(range(2)) | "reads" >> step(file)
+        with pytest.raises(NotShippableError, match=r"(?s)step 'reads' cannot be copied.*(open|pickle).*DoFn.setup\(\)"):
+            rows.collect()
+
+
+def test_an_open_file_of_a_module_that_workers_import_is_found_too(pipeline, tmp_path, monkeypatch):
+    (tmp_path / "careless.py").write_text("LINES = open(__file__)\ndef read(row):\n    return LINES.readline()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import careless
+
+    with careless.LINES, pytest.raises(NotShippableError, match=r"careless.py' is open for reading.*\n.*DoFn.setup\(\)"):
+        (pipeline() | ps.Create([1]) | ps.Map(careless.read)).collect()
+    del sys.modules["careless"]
+
+
+UNUSED = """
+import penstock as ps
+
+class Composite(ps.PTransform):
+    def __init__(self):
+        self.spare = ps.WriteToText("spare")
+
+    def expand(self, rows):
+        return rows
+
+p = ps.Pipeline()
+rows = p | ps.Create([1]) | Composite()
+kept = ps.WriteToText("kept")
+{statement}
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "warning"),
+    [
+        ("ps.WriteToJsonl('out')", "WriteToJsonl(...) is applied to no rows, so nothing is written"),
+        ("'named' >> ps.WriteToJsonl('out')", "script.py:14: UserWarning: WriteToJsonl(...) is applied to no rows"),
+        (
+            "rows | 'named' >> ps.WriteToJsonl('out')",
+            "1 pipeline(s) were built and never run, so that 'named' wrote nothing",
+        ),
+        ("rows | ps.WriteToJsonl('out'); p.run()", None),
+        ("rows | 'named' >> ps.WriteToJsonl('out'); p.explain()", None),
+        ("with p: rows | ps.WriteToJsonl('out')", None),
+        ("rows | ps.WriteToJsonl('out'); rows | len", None),
+        ("import pickle; pickle.loads(pickle.dumps(kept)); rows.collect()", None),
+        ("import unused_parts; unused_parts.rows.collect()", None),
+    ],
+)
+def test_a_script_that_writes_nothing_by_mistake_is_warned(tmp_path, statement, warning):
+    (tmp_path / "script.py").write_text(UNUSED.format(statement=statement))
+    (tmp_path / "unused_parts.py").write_text(UNUSED.format(statement="rows | ps.WriteToJsonl('out')"))
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    if warning is None:
+        assert "warning" not in done.stderr.lower()
+    else:
+        assert warning in done.stderr
+        assert done.returncode == 0

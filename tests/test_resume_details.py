@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -23,7 +25,6 @@ from penstock.io.jsonl import JsonlSink
 from penstock.journal import digests
 from penstock.journal.digests import Digests
 from penstock.journal.journal import Journal
-from penstock.journal.run_dir import RunDir
 from penstock.models.messages import Shutdown
 from penstock.models.rendezvous import make_private, run_folder
 from penstock.run.outcomes import SplitId, SplitResult
@@ -103,13 +104,125 @@ def test_only_its_owner_can_read_the_journal(tmp_path):
     assert set(modes.values()) == {0o600}
 
 
-def test_the_journal_of_another_user_is_not_opened(tmp_path, monkeypatch):
-    """It holds pickles, which can do anything."""
-    Journal.create(str(tmp_path), {"run": "1"}, [], []).close()
-    someone = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: someone)
-    with RunDir(str(tmp_path)) as run_dir, pytest.raises(OutputError, match=r"journal\.db: belongs to another user"):
-        run_dir.journal()
+class Marks:
+    """Its pickle, when it is loaded, leaves a file that shows it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def planted_log(folder, loaded):
+    """A write-ahead log for the journal in `folder`: with it the run has one more split, which is such a pickle."""
+    other = folder.with_name("other")
+    shutil.copytree(folder, other)
+    journal = Journal.open(str(other))
+    journal.add_splits([(SplitId(0, 10_000), Marks(loaded))], "ReadFromText(*.txt)", [])
+    shutil.copy(other / "journal.db-wal", folder / "journal.db-wal")
+    journal.close()
+    assert (folder / "journal.db-wal").stat().st_size
+
+
+def given_away(path):
+    """Make a file or folder another user's, which root alone can do."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a file another user's")
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("whose", ["another user's", "linked", "writable"])
+def test_a_log_that_somebody_else_put_beside_the_journal_is_not_read(folder, tmp_path, whose, fresh):
+    """SQLite would take it for a part of the journal, whose pickles can do anything as the user who resumes the run."""
+    fails(folder, "1-3999")
+    run = folder / "run"
+    loaded = tmp_path / "loaded"
+    planted_log(run, loaded)
+    log = run / "journal.db-wal"
+    if whose == "another user's":
+        given_away(log)
+    elif whose == "linked":
+        os.rename(log, tmp_path / "log")
+        log.symlink_to(tmp_path / "log")
+    else:
+        log.chmod(0o666)
+    with pytest.raises(OutputError, match=r"journal\.db-wal: .*not opened; remove it") as caught:
+        copied(folder, fresh=fresh)
+    assert "another user" in str(caught.value) or whose != "another user's"
+    assert not loaded.exists()
+    log.unlink()
+    copied(folder, fresh=fresh)
+
+
+@pytest.mark.parametrize(
+    "name", ["journal.db", "journal.db-shm", "journal.db-journal", "journal.db.new", "lock", "manifest.json"]
+)
+def test_no_file_of_another_user_is_opened_in_a_run_dir(folder, name):
+    fails(folder, "1-3999")
+    file = folder / "run" / name
+    file.touch()
+    given_away(file)
+    with pytest.raises(OutputError, match=f"{re.escape(name)}: belongs to another user"):
+        copied(folder)
+
+
+def test_a_lock_that_is_a_link_is_not_written_to(folder):
+    (folder / "run").mkdir()
+    (folder / "precious").write_text("precious")
+    (folder / "run/lock").symlink_to(folder / "precious")
+    with pytest.raises(OutputError, match="lock: is not a file itself"):
+        copied(folder)
+    assert (folder / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_run_dir_that_others_can_write_to_is_refused_with_what_to_do(folder, mode):
+    run = folder / "run"
+    run.mkdir()
+    run.chmod(mode)
+    with pytest.raises(OutputError, match="other users can write to the folder") as caught:
+        copied(folder)
+    assert os.listdir(run) == []
+    command = re.search(r"\((chmod .*?)\)", str(caught.value))
+    subprocess.run(shlex.split(command.group(1)), check=True)
+    copied(folder)
+
+
+def test_a_run_dir_of_another_user_is_refused(folder):
+    run = folder / "run"
+    run.mkdir(mode=0o755)
+    given_away(run)
+    with pytest.raises(OutputError, match="belongs to another user.*choose a folder of your own"):
+        copied(folder)
+    assert os.listdir(run) == []
+
+
+def test_a_run_dir_that_the_run_makes_is_private_whatever_the_umask(folder):
+    before = os.umask(0)
+    try:
+        copied(folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((folder / "run").stat().st_mode) == 0o700
+
+
+def test_a_link_in_the_place_of_unpublished_parts_is_not_followed(folder):
+    """Cleaning up would delete the files of that name in the folder that it leads to."""
+    fails(folder, "1-3999")
+    precious = folder / "precious"
+    precious.mkdir()
+    (precious / "notes.txt").write_text("mine")
+    aside = folder / "out" / f".penstock-{manifest_of(folder)['run']}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.symlink_to(precious)
+    with pytest.raises(OutputError, match="is a link"):
+        copied(folder)
+    assert [path.name for path in precious.iterdir()] == ["notes.txt"]
+    aside.unlink()
+    copied(folder)
+    assert "".join(contents(folder).values()) == inputs_of(folder)
 
 
 def test_a_split_is_prepared_once(tmp_path):

@@ -143,10 +143,11 @@ def test_pardo_without_outputs(pipeline):
 
 
 def test_pardo_with_wrong_results(pipeline):
-    results = {0: 5, 1: [ps.TaggedOutput("unknown", 1)], 2: [2]}
-    good, failed, _ = run(pipeline, range(3), ps.ParDo(lambda row: results[row]))
+    results = {0: 5, 1: [ps.TaggedOutput("unknown", 1)], 2: [2], 3: {"a": 1}}
+    good, failed, _ = run(pipeline, range(4), ps.ParDo(lambda row: results[row]))
     assert good == [2]
-    assert [(row, failure.error_type) for row, failure in failed] == [(0, "TypeError"), (1, "ValueError")]
+    assert [(row, failure.error_type) for row, failure in failed] == [(0, "TypeError"), (1, "ValueError"), (3, "TypeError")]
+    assert "returned a dict" in failed[2][1].message
     assert "expected an iterable of rows, or None" in failed[0][1].message
     assert "output 'unknown', which is not named" in failed[1][1].message
 

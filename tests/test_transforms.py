@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -55,6 +57,32 @@ def test_map_batches_of_columns(pipeline):
     rows = [{"x": i} for i in range(300)]
     made = pipeline() | ps.Create(rows) | ps.MapBatches(double, batch_size=64, format="arrow")
     assert made.collect() == [{"x": i, "y": 2 * i} for i in range(300)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda rows: pd.DataFrame({"n": rows, "text": list(map(str, rows))}, index=[7] * len(rows)),
+        lambda rows: pd.DataFrame({"text": list(map(str, rows))}, index=pd.Index(rows, name="n")),
+        lambda rows: pa.table({"n": rows, "text": list(map(str, rows))}),
+        lambda rows: pa.record_batch({"n": rows, "text": list(map(str, rows))}),
+        lambda rows: {"n": rows, "text": list(map(str, rows))},
+        lambda rows: {"n": np.array(rows), "text": pa.array(map(str, rows))},
+        lambda rows: {"n": np.array(rows), "text": pd.Series(map(str, rows))},
+    ],
+)
+def test_map_batches_takes_columns_of_every_kind_as_columns(pipeline, columns):
+    made = (pipeline() | ps.Create(range(50)) | ps.MapBatches(columns, batch_size=20)).collect()
+    assert made == [{"n": row, "text": str(row)} for row in range(50)]
+    assert type(made[0]["n"]) is int
+
+
+def test_a_dict_of_columns_keeps_values_that_arrow_would_change():
+    values = [1, 2.5, None, {"a": 1}, {"b": (1, 2)}]
+    made = (ps.Pipeline() | ps.Create([0]) | ps.MapBatches(lambda rows: {"v": values, "a": np.ones((5, 2))})).collect()
+    assert [row["v"] for row in made] == values
+    assert type(made[0]["v"]) is int
+    assert made[0]["a"].tolist() == [1.0, 1.0]
 
 
 class Lives(ps.DoFn):
@@ -138,6 +166,19 @@ def test_partition_out_of_range(pipeline):
     parts = pipeline() | ps.Create([7]) | ps.Partition(lambda x, n: x, 3)
     with pytest.raises(StepError, match="returned 7; expected 0 to 2"):
         parts["0"].collect()
+
+
+@pytest.mark.parametrize("chosen", [0.5, 1.0, np.float64(1), "1", None])
+def test_a_partition_is_chosen_by_a_whole_number(pipeline, chosen):
+    parts = pipeline() | ps.Create([7]) | ps.Partition(lambda x, n: chosen, 3)
+    with pytest.raises(StepError, match="expected 0 to 2, as a whole number"):
+        parts["0"].collect()
+
+
+def test_numbers_of_numpy_and_truth_values_choose_a_partition():
+    for one in (1, np.int8(1), np.uint64(1), True, np.True_):
+        parts = ps.Pipeline() | ps.Create([7]) | ps.Partition(lambda x, n, one=one: one, 2)
+        assert parts[1].collect() == [7]
 
 
 def test_flatten_orders_by_input_then_by_row(pipeline):
@@ -231,6 +272,14 @@ def test_a_step_s_error_names_step_row_and_origin(pipeline):
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+class LastRow(ps.DoFn):
+    def process(self, element):
+        return None
+
+    def finish_bundle(self):
+        return ps.PredictionResult(1, 2)
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [
@@ -241,6 +290,20 @@ def test_a_step_s_error_names_step_row_and_origin(pipeline):
         (lambda: ps.ParDo(lambda x: x), "returned int; expected an iterable"),
         (lambda: ps.MapBatches(lambda rows: [1 / (x - 7) for x in rows]), "ZeroDivisionError"),
         (lambda: ps.MapBatches(lambda rows: None), "returned None; expected a list"),
+        (lambda: ps.FlatMap(lambda x: "text"), "'here'.*the function returned a str; .*for one row, return"),
+        (lambda: ps.FlatMap(lambda x: {"a": 1}), "returned a dict; expected an iterable of rows"),
+        (lambda: ps.FlatMap(lambda x: pd.DataFrame({"a": [1]})), r"a DataFrame; .*to_dict\('records'\)"),
+        (lambda: ps.FlatMap(lambda x: pa.table({"a": [1]})), r"a Table; .*to_pylist\(\)"),
+        (lambda: ps.FlatMap(lambda x: b"text").with_retry(ps.Retry(on=OSError)), "'here'.*returned a bytes"),
+        (lambda: ps.ParDo(lambda x: {"a": 1}), r"'here'.*process\(\) returned a dict; .*yield each row"),
+        (lambda: ps.ParDo(lambda x: "text"), "returned a str"),
+        (lambda: ps.ParDo(lambda x: {"a": 1}).with_retry(ps.Retry(on=OSError)), "returned a dict"),
+        (lambda: ps.ParDo(LastRow()), r"in finish_bundle\(\): finish_bundle\(\) returned a PredictionResult"),
+        (lambda: ps.MapBatches(lambda rows: "text"), "'here'.*the function returned a str"),
+        (lambda: ps.MapBatches(lambda rows: {"a": 1, "b": "xy"}), "not lists or arrays of one length.*return .row"),
+        (lambda: ps.MapBatches(lambda rows: {"a": [1], "b": [1, 2]}), "not lists or arrays of one length.*1.*2"),
+        (lambda: ps.MapBatches(lambda rows: {}), "not lists or arrays"),
+        (lambda: ps.Filter(lambda x: np.array([1, x])), "'here': ValueError"),
         (lambda: ps.Map(lambda x: next(iter([])) if x == 7 else x), "StopIteration"),
     ],
 )

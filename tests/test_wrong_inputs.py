@@ -151,6 +151,52 @@ class Flaky(ps.Source):
         yield [split * 10 + 1]
 
 
+class Reads(ps.Source):
+    """A source whose read() returns what it was given, and whose count() says what it is told to."""
+
+    def __init__(self, read, count=None):
+        self.given, self.counted = read, count
+
+    def splits(self, goal):
+        return [0]
+
+    def read(self, split):
+        return self.given() if callable(self.given) else self.given
+
+    def count(self):
+        return self.counted
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (["ab", "cd"], r"'rows'.*read\(\) yielded str; expected a list of rows.*yield \[row\]"),
+        ([{"a": 1}], "yielded dict"),
+        ([ps.PredictionResult(1, 2)], "yielded PredictionResult"),
+        (None, "'rows': TypeError while reading"),
+        (lambda: 1 / 0, "'rows': ZeroDivisionError while reading"),
+    ],
+)
+def test_a_source_that_gives_rows_where_lists_of_rows_are_expected(pipeline, read, message):
+    with pytest.raises(ps.PenstockError, match=message):
+        (pipeline() | "rows" >> ps.Read(Reads(read))).collect()
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+@pytest.mark.parametrize("counted", [2, 4])
+def test_a_source_that_gives_other_rows_than_it_counts(pipeline, tmp_path, out, journaled, counted):
+    p = pipeline(**({"run_dir": tmp_path / "run"} if journaled else {}))
+    p | "rows" >> ps.Read(Reads([[1, 2], [3]], counted)) | ps.WriteToJsonl(out)
+    with pytest.raises(InputError, match=rf"'rows': 3 rows were read, and the source has {counted} by its count\(\)"):
+        p.run()
+
+
+def test_a_source_may_give_record_batches(pipeline):
+    batches = [pa.record_batch({"n": [1]}), pa.record_batch({"n": [2]})]
+    steps = ps.MapBatches(lambda table: table, format="arrow")
+    assert (pipeline() | ps.Read(Reads(batches)) | steps).collect() == [{"n": 1}, {"n": 2}]
+
+
 def test_passing_trouble_is_tried_again(pipeline, tmp_path, out):
     p = pipeline()
     p | ps.Read(Flaky(tmp_path, failures=3)) | ps.Map(str) | ps.WriteToText(str(out))

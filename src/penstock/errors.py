@@ -1,10 +1,12 @@
 """Every error that Penstock raises on purpose.
 
 PenstockError
-|- UsageError               the call is wrong: change the program. Raised before anything starts.
+|- UsageError               the call is wrong: change the program, or what it names
 |  |- GraphError            the pipeline does not fit together
 |  |- NotShippableError     a function, handler or row cannot travel to a worker process
+|  |  '- RefusedError       inside a worker alone: a block of such rows, for the step that gave it
 |  |- InputError            an input is missing, unreadable or not what its format says
+|  |  '- MissingInputError  the path of an input names no file
 |  |- OutputError           an output cannot be written, or would overwrite something
 |  |- RunChangedError       a run that was begun with other inputs, code or models does not go on
 |  '- MissingPackageError   an optional package is not installed
@@ -24,13 +26,16 @@ PenstockError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PenstockError(Exception):
     """The root of every error that Penstock raises on purpose."""
 
 
 class UsageError(PenstockError):
-    """The call is wrong; nothing was started, or nothing was kept."""
+    """The call is wrong, or what it names. Most are raised before anything starts. Without a `run_dir` nothing of the run is
+    kept; with one, the splits that were done are, and the same command resumes it when the cause is mended."""
 
 
 class GraphError(UsageError):
@@ -39,6 +44,20 @@ class GraphError(UsageError):
 
 class NotShippableError(UsageError):
     """A function, a handler or a row cannot be sent to another process."""
+
+
+class RefusedError(NotShippableError):
+    """A block was emitted for another process, and cannot be packed. Nobody has been given any of it."""
+
+    def __init__(self, message: str, block: Any) -> None:
+        super().__init__(message)
+        self.block = block
+
+    def plainly(self) -> NotShippableError:
+        """The error without the block: it may travel."""
+        error = NotShippableError(str(self))
+        error.__cause__ = self.__cause__
+        return error
 
 
 class InputError(UsageError):
@@ -113,4 +132,7 @@ class TooManyFailuresError(EngineError):
 
 
 class AccountingError(EngineError):
-    """Rows in and rows out do not add up. This is a defect of Penstock, never of the data."""
+    """Rows in and rows out do not add up. This is a defect of Penstock, or of a user's own writer; never of the data."""
+
+
+REPORT = "this is a defect of Penstock: please report it with the pipeline"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,6 +43,32 @@ def map_rows(
         if forgive is None or not forgive(len(done), error):
             raise row_error(step, rows[len(done)], error) from error
         done.append(None)
+
+
+def many(made: Any, giver: str, one: str = "for one row, return [row]") -> Any:
+    """What a user's function returned where many rows are expected. Raises TypeError for what can be iterated over and is
+    no collection of rows: its letters, keys, fields or columns would become rows."""
+    if type(made) in (list, tuple):
+        return made
+    is_record = isinstance(made, tuple) and (hasattr(made, "_fields") or hasattr(made, "n_fields"))
+    if isinstance(made, (str, bytes, bytearray, Mapping)) or is_record:
+        raise TypeError(f"{giver} returned a {type(made).__name__}; expected an iterable of rows: {one}")
+    if hasattr(made, "columns"):
+        records = "table.to_pylist()" if hasattr(made, "to_pylist") else "frame.to_dict('records')"
+        raise TypeError(
+            f"{giver} returned a {type(made).__name__}; expected an iterable of rows: return {records}, "
+            "or take columns to columns with ps.MapBatches"
+        )
+    return made
+
+
+def rows_made(items: Any, giver: str) -> Iterator[Any]:
+    """What a method of a DoFn returned, one by one."""
+    items = many(items, giver, "yield each row, or return [row]")
+    try:
+        return iter(items)
+    except TypeError as exc:
+        raise TypeError(f"{giver} returned {type(items).__name__}; expected an iterable of rows, or None") from exc
 
 
 def without(items: Items, failed: Collection[int]) -> Items | list[Any]:

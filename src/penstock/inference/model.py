@@ -18,7 +18,7 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
-from penstock.rows import CAUGHT, after, row_error, safe_str, shorten
+from penstock.rows import CAUGHT, after, many, row_error, safe_str, shorten
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -251,14 +251,26 @@ class ModelCopy:
     def _answers(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
         if not isinstance(batch, list):
-            return as_column(self.handler.run_inference_columns(batch, self._loaded.model, args))
+            made = self.handler.run_inference_columns(batch, self._loaded.model, args)
+            return as_column(self._in_order(made, "run_inference_columns()"))
         answers: object = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
         if answers is None:
             raise PredictionCountError(
                 f"step {self.step!r}: run_inference() returned None; it must return one prediction per row, in the same "
                 "order: is there a return at its end?"
             )
-        return answers if type(answers) is list else list(answers)  # type: ignore[call-overload]
+        return answers if type(answers) is list else list(self._in_order(answers, "run_inference()"))
+
+    def _in_order(self, answers: Any, giver: str) -> Any:
+        """What a handler returned, unless its items are no answers: letters, keys, columns, or in any order."""
+        what = f"step {self.step!r}: {giver} returned a {type(answers).__name__}; it must return one prediction per row"
+        if isinstance(answers, (set, frozenset)):
+            raise PredictionCountError(f"{what}, in the same order: a list, or an array whose first axis is the rows")
+        try:
+            return many(answers, giver)
+        except TypeError as exc:
+            advice = "a list, or an array whose first axis is the rows; of several outputs, a dict or tuple for each row"
+            raise PredictionCountError(f"{what}: {advice}") from exc
 
     def _filled(self, batch: Block) -> Block:
         """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""

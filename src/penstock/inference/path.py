@@ -58,9 +58,12 @@ class RowPath:
         if self.keys:
             for row in rows:
                 if not (isinstance(row, tuple) and len(row) == 2):
+                    hint = "put ps.Map(lambda row: (key, row)) before it, or use MaybeKeyedModelHandler"
+                    if isinstance(row, list) and len(row) == 2:
+                        hint = "put ps.Map(tuple) before it: a tuple that was written to a file is read as a list"
                     raise StepError(
                         f"step {step!r}: KeyedModelHandler expects (key, example) rows, but got {type(row).__name__}: "
-                        f"{shorten(row)}\n  put ps.Map(lambda row: (key, row)) before it, or use MaybeKeyedModelHandler"
+                        f"{shorten(row)}\n  {hint}"
                     )
             return [row[1] for row in rows], [row[0] for row in rows]
         pairs = [row if isinstance(row, tuple) and len(row) == 2 else (NO_KEY, row) for row in rows]

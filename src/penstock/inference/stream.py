@@ -19,7 +19,7 @@ from penstock.inference.path import join_keys, through
 from penstock.inference.session import InferenceSession
 from penstock.inference.ticket import Caller, Ticket
 from penstock.inference.transform import RunInference
-from penstock.rows import measured, weigh_rows
+from penstock.rows import many, measured, weigh_rows
 
 AnySession: TypeAlias = InferenceSession | HostedSession
 
@@ -144,7 +144,7 @@ class InferenceStream:
 
     def _examples_in(self, batch: Any) -> list[Any]:
         try:
-            return list(batch)
+            return list(many(batch, "", ""))
         except TypeError as exc:
             expected = "with_no_batching() expects rows that are lists of examples"
             raise StepError(f"step {self._step!r}: {expected}, got {type(batch).__name__}") from exc

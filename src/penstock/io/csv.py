@@ -19,12 +19,13 @@ from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
 from penstock.io.parts import FileSink, FileWriter, Places
-from penstock.io.records import LEAVES, named_fields, plain
+from penstock.io.records import LEAVES, as_lists, listed, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, SplitGoal
 
 MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
 ROWS_AT_ONCE = 256
+NO_CELLS = (dict, list, set, frozenset, range, bytes, bytearray, memoryview)  # what str() gives of them is no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class CsvSource(FileSource[dict[str, str]]):
         for number, record in records:
             if len(record) != len(columns):
                 raise InputError(
-                    f"{_place(file, number)}: {len(record)} columns, expected {len(columns)} ({_listed(columns)}); "
+                    f"{_place(file, number)}: {len(record)} columns, expected {len(columns)} ({listed(columns)}); "
                     f"correct the line, or check delimiter={self.delimiter!r}"
                 )
             rows.append(dict(zip(columns, record, strict=True)))
@@ -101,10 +102,10 @@ class CsvSource(FileSource[dict[str, str]]):
     def _header(self, records: Iterator[tuple[int, list[str]]], path: str, split: CsvSplit) -> list[str]:
         header = next(records, (0, list[str]()))[1]
         if len(set(header)) < len(header):
-            raise InputError(f"{path}: the header names a column twice ({_listed(header)}); pass header=[names]")
+            raise InputError(f"{path}: the header names a column twice ({listed(header)}); pass header=[names]")
         if header and set(header) != set(split.columns):
             raise InputError(
-                f"{path} has the columns {_listed(header)}, but {split.columns_from} has {_listed(split.columns)}; "
+                f"{path} has the columns {listed(header)}, but {split.columns_from} has {listed(split.columns)}; "
                 "read them apart, or pass header=[names] if the files have no header"
             )
         return header
@@ -169,39 +170,42 @@ class CsvWriter(FileWriter[Any]):
         if not self._names:
             self._names = set(self._columns)
             self._csv.writerow(self._columns)
+        header = len(self._lines)
         for record in records:
             self._csv.writerow(self._values(record, self._columns))
+        self.rows_written += len(self._lines) - header
         try:
             data = "".join(line[:-2] + "\n" for line in self._lines).encode()
         except UnicodeEncodeError as exc:
             raise OutputError(f"WriteToCsv: text that UTF-8 cannot hold ({exc.reason}): clean it first") from exc
         self._lines.clear()
-        self.file.write(data)
+        self.write_text(data)
 
     def _values(self, record: dict[Any, Any], columns: Sequence[str]) -> list[Any]:
         if record.keys() != self._names:
             missing, extra = [c for c in columns if c not in record], [c for c in record if c not in columns]
             raise OutputError(
-                f"WriteToCsv: a row has other columns than {_listed(columns)}: missing {_listed(missing)}, "
-                f"not expected {_listed(extra)}; make all rows alike in a step before it"
+                f"WriteToCsv: a row has other columns than {listed(columns)}: missing {listed(missing)}, "
+                f"not expected {listed(extra)}; make all rows alike in a step before it"
             )
         return [_cell(column, record[column]) for column in columns]
+
+
+def _has_no_text(kind: type) -> bool:
+    told: tuple[object, object] = kind.__str__, kind.__repr__
+    return told == (object.__str__, object.__repr__)
 
 
 def _cell(column: str, value: Any) -> Any:
     if type(value) in LEAVES:
         return value
-    value = plain(value, lambda array: array.tolist())
-    if isinstance(value, (dict, list, bytes)):
+    value = plain(value, as_lists)
+    if isinstance(value, NO_CELLS) or _has_no_text(type(value)):
         raise OutputError(
             f"WriteToCsv: column {column!r} holds a {type(value).__name__}, which CSV has no way to write: "
             "take it apart in a step before, or use WriteToJsonl or WriteToParquet"
         )
     return value
-
-
-def _listed(names: Sequence[Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 class CsvSink(FileSink[Any]):
@@ -248,7 +252,7 @@ class WriteToCsv(Write[Any]):
     """Each row (a dict, NamedTuple or dataclass) as one record in `path`/part-00000.csv and so on, in order.
 
     Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these.
-    None is written as nothing. `overwrite` as in WriteToText.
+    None is written as nothing, like empty text; other values as str() tells them. `overwrite` as in WriteToText.
     """
 
     def __init__(

@@ -6,14 +6,14 @@ import errno
 import os
 
 
-def make_folder(path: str) -> None:
-    """Make a folder, and those above it that are missing."""
+def make_folder(path: str, mode: int = 0o777) -> None:
+    """Make a folder, and those above it that are missing. The mode is of the folder itself, if it is made."""
     missing = []
     above = path
     while not os.path.isdir(above):
         missing.append(above)
         above = os.path.dirname(above)
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, mode, exist_ok=True)
     for folder in missing:
         sync_folder(os.path.dirname(folder))
 

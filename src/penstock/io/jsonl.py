@@ -13,7 +13,7 @@ from penstock.errors import InputError, OutputError
 from penstock.io.files import checked_path, short_name
 from penstock.io.lines import LineRange, LineRun, TextSource, blocks_of, line_runs
 from penstock.io.parts import FileSink, FileWriter
-from penstock.io.records import plain
+from penstock.io.records import as_lists, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import Read
 
@@ -52,6 +52,7 @@ class JsonlWriter(FileWriter[Any]):
         except UnicodeEncodeError:
             data = "\n".join(map(_to_ascii_json, rows)).encode()
         self.file.write(data + b"\n")
+        self.rows_written += data.count(b"\n") + 1
 
 
 def _refuse(value: Any) -> Any:
@@ -64,7 +65,7 @@ _encode_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default
 
 def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
     try:
-        value = plain(row, lambda array: array.tolist())
+        value = plain(row, as_lists)
         try:
             return encode(value)
         except ValueError:  # a number that JSON has no word for; looked for only when there is one

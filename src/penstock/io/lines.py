@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, row_count, rows_of
 from penstock.errors import InputError, OutputError
 from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, open_input, pack, short_name
-from penstock.io.parts import FileSink, FileWriter
+from penstock.io.parts import BYTE_ORDER_MARK, FileSink, FileWriter
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, Source, SplitGoal
 
@@ -25,7 +25,6 @@ CHUNK_BYTES = 1 << 20
 SAMPLE_BYTES = 64 << 10  # by which the number of lines is guessed
 COUNTED_BYTES = 64 << 10  # an input up to this size is small enough to be read twice
 LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,8 @@ class TextWriter(FileWriter[str]):
             raise OutputError(_unfit_text(rows)) from exc
         if text.count("\n") >= len(rows) or "\r\n" in text or text.endswith("\r"):
             raise OutputError(_unfit_text(rows))
-        self.file.write(data + b"\n")
+        self.write_text(data + b"\n")
+        self.rows_written += data.count(b"\n") + 1
 
 
 def _unfit_text(rows: list[Any]) -> str:

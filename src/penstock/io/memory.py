@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from penstock.blocks import Block, fitting_rows
 from penstock.errors import UsageError
 from penstock.io.source import Read, Source, SplitGoal
+from penstock.rows import many, shorten
 
 T = TypeVar("T")
 
@@ -46,10 +47,15 @@ class Create(Read[T]):
     """Rows from a list, a range, an array or any other iterable in memory."""
 
     def __init__(self, values: Iterable[T]) -> None:
-        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-            raise UsageError(f"Create({values!r}): expected an iterable of rows, such as a list; for one row: Create([row])")
         if hasattr(values, "columns") or getattr(values, "ndim", 1) == 0:
             raise UsageError(f"Create({type(values).__name__}): expected rows; of a frame, Create(frame.to_dict('records'))")
+        try:
+            iter(many(values, "Create()"))
+        except TypeError as exc:
+            told = shorten(values)
+            raise UsageError(
+                f"Create({told}): expected an iterable of rows, such as a list; for one row: Create([row])"
+            ) from exc
         rows: Sequence[T]
         if isinstance(values, (list, tuple, range)) or hasattr(values, "__array__"):
             rows = values  # type: ignore[assignment]  # arrays slice like sequences

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.blocks import Block
 from penstock.errors import InputError, UsageError
 from penstock.io import files
-from penstock.io.parquet_writing import ParquetSink, listed
+from penstock.io.parquet_writing import ParquetSink
+from penstock.io.records import listed
 from penstock.io.sink import Write
 from penstock.io.source import FileSource, Read, SplitGoal
 
@@ -109,6 +111,15 @@ class ParquetSource(FileSource[dict[str, Any]]):
             parquet = _OpenFile(file.path).parquet
             metadata, schema = parquet.metadata, parquet.schema_arrow
         wanted = schema.names if self.columns is None else self.columns
+        if twice := sorted({name for name in wanted if schema.names.count(name) > 1}):
+            raise InputError(
+                f"{file.path}: has several columns of the name {listed(twice)}; write it again with different names"
+                + ("" if self.columns else ", or choose others with columns=[...]")
+            )
+        if not schema.names and _has_rows(parquet):
+            raise InputError(
+                f"{file.path}: has rows and no columns, so there is nothing to read; write it again with a column"
+            )
         if missing := [name for name in wanted if name not in schema.names]:
             raise InputError(f"{file.path}: has no column {listed(missing)}; its columns are {listed(schema.names)}")
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -117,6 +128,13 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None, "_open": None}
+
+
+def _has_rows(parquet: Any) -> bool:
+    """Whether a file without columns has rows: by its own word, or by that of pandas, whose plain index is no column."""
+    told = json.loads((parquet.schema_arrow.metadata or {}).get(b"pandas", b"{}"))
+    indexes = [index for index in told.get("index_columns", ()) if isinstance(index, dict) and index.get("kind") == "range"]
+    return bool(parquet.metadata.num_rows or any(index["start"] != index["stop"] for index in indexes))
 
 
 def _group_bytes(group: Any, columns: tuple[str, ...] | None) -> int:
@@ -259,8 +277,9 @@ class ReadFromParquet(Read[dict[str, Any]]):
 class WriteToParquet(Write[Any]):
     """Each row (a dict, NamedTuple, dataclass, or a table's row) in `path`/part-00000.parquet and so on, in order.
 
-    Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. A
-    field that a row does not have is null. Arrays and tensors become lists. `overwrite` as in WriteToText.
+    Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. No
+    value is changed to fit, but that short float types of a schema round. A field that a row does not have is null. Arrays
+    and tensors become lists. `overwrite` as in WriteToText.
     """
 
     def __init__(

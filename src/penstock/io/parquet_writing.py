@@ -1,15 +1,16 @@
-"""Writing Parquet: rows or tables to row groups of a good size."""
+"""Writing Parquet: rows or tables to row groups of a good size, in parts of one schema."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block
 from penstock.errors import OutputError
-from penstock.io.parts import FileSink, FileWriter, Places
-from penstock.io.records import named_fields, plain
+from penstock.io.files import short_name, store_of
+from penstock.io.parts import FilePart, FileSink, FileWriter, Places
 from penstock.io.sink import Part
 
 if TYPE_CHECKING:
@@ -24,15 +25,20 @@ class ParquetWriter(FileWriter[Any]):
     def __init__(self, places: Places, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(places)
         self._schema = schema
+        self._is_given = schema is not None
         self._compression: Any = compression
         self._kept: list[pa.Table] = []
         self._kept_rows = self._kept_bytes = 0
         self._parquet: Any = None
+        self._footer: list[Any] = []  # once it is written
 
     def add(self, block: Block) -> None:
-        table = _table_of_rows(block, self._schema) if isinstance(block, list) else block
+        from penstock.io.parquet_rows import checked_table, fitted, table_of_rows
+
+        rounds = self._is_given  # a float type that the user names is what floats are to become
+        table = table_of_rows(block, self._schema, rounds=rounds) if isinstance(block, list) else checked_table(block)
         if self._schema is not None:
-            table = _fitted(table, self._schema)
+            table = fitted(table, self._schema, rounds=rounds)
         self._kept.append(table)
         self._kept_rows += table.num_rows
         self._kept_bytes += table.nbytes
@@ -44,6 +50,11 @@ class ParquetWriter(FileWriter[Any]):
             self._write_group()
         if self._parquet is not None:
             self._parquet.close()
+            self.rows_written = self._footer[0].num_rows
+
+    def close(self) -> FilePart | None:
+        part = super().close()
+        return part and part._replace(schema=packed(self._schema))
 
     def abort(self) -> None:
         if self._parquet is not None:
@@ -55,16 +66,24 @@ class ParquetWriter(FileWriter[Any]):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from penstock.io.parquet_rows import joined
+
+        table = joined(self._kept)
         try:
-            table = pa.concat_tables(self._kept, promote_options="permissive")
             if self._parquet is None:
-                self._schema = self._schema or table.schema
+                self._schema = table.schema if self._schema is None else self._schema
                 self._parquet = pq.ParquetWriter(
-                    self.file, self._schema, compression=self._compression, use_dictionary=_repeating(self._schema)
+                    self.file,
+                    self._schema,
+                    compression=self._compression,
+                    use_dictionary=_repeating(self._schema),
+                    metadata_collector=self._footer,
                 )
             self._parquet.write_table(table, row_group_size=GROUP_ROWS)
         except pa.ArrowException as exc:
-            raise OutputError(f"WriteToParquet: rows do not fit together: {exc}; pass schema=...") from exc
+            raise OutputError(
+                f"WriteToParquet: rows cannot be written: {exc}; pass another schema=pyarrow.schema(...)"
+            ) from exc
         self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
 
 
@@ -78,74 +97,82 @@ def _repeating(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if repeats(field.type)]
 
 
-def _table_of_rows(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
-    import pyarrow as pa
-
-    records = [named_fields(row, "WriteToParquet") for row in rows]
-    names = dict.fromkeys(records[0])
-    if any(record.keys() != names.keys() for record in records):
-        names = dict.fromkeys(name for record in records for name in record)
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise OutputError(f"WriteToParquet: columns are named by str, got {listed(odd)}: rename them in a step before it")
-    types = {} if schema is None else {field.name: field.type for field in schema}
-    columns = {}
-    for name in names:
-        values = [plain(record.get(name), _arrow_value) for record in records]
-        try:
-            columns[name] = pa.array(values, type=types.get(name))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
-            raise OutputError(
-                f"WriteToParquet: column {name!r}: {exc}; expected values of one type that Arrow knows: "
-                "put a ps.Map before it that makes them so, or pass schema=pyarrow.schema(...)"
-            ) from exc
-    return pa.table(columns)
-
-
-def _arrow_value(value: Any) -> Any:
-    """An array or tensor as what Arrow takes, its type of number kept: 1-D arrays, lists of them, NumPy scalars."""
-    if hasattr(value, "detach"):
-        with contextlib.suppress(TypeError):  # NumPy has no bfloat16
-            value = value.detach().cpu().numpy()
-    if type(value).__module__ != "numpy" or value.dtype == object:
-        return plain(value.tolist(), _arrow_value)
-    if value.ndim > 1:
-        return [_arrow_value(item) for item in value]
-    return value[()] if value.ndim == 0 and hasattr(value, "__array_interface__") else value
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the columns and types of the schema; a missing column is null."""
-    import pyarrow as pa
-
-    if extra := [name for name in table.column_names if name not in schema.names]:
-        raise OutputError(
-            f"WriteToParquet: rows have the column {listed(extra)}, which earlier rows or schema= do not have "
-            f"({listed(schema.names)}); drop it in a step before, or pass schema=pyarrow.schema(...) with it"
-        )
-    columns = []
-    for field in schema:
-        column = table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows)
-        try:
-            columns.append(column.cast(field.type))
-        except pa.ArrowException as exc:
-            raise OutputError(
-                f"WriteToParquet: column {field.name!r} holds {column.type}, expected {field.type}: {exc}; "
-                "make the rows alike in a step before, or pass schema=pyarrow.schema(...)"
-            ) from exc
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 class ParquetSink(FileSink[Any]):
+    """Parts of one schema: what readers of the folder take for the schema of all is that of one of them."""
+
     suffix = ".parquet"
 
     def __init__(self, path: str, overwrite: bool, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(path, overwrite)
         self.schema = schema
         self.compression = compression
+        self._columns: dict[str, tuple[pa.DataType, str]] = {}  # of the parts so far: each with a part that has its type
+
+    def prepare(self, run: str) -> dict[str, int]:
+        self._columns = {}
+        return super().prepare(run)
+
+    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
+        self._columns = {}
+        super().resume(run, note, published)
 
     def open(self, part: Part) -> ParquetWriter:
         return ParquetWriter(self.places(part), self.schema, self.compression)
 
+    def unify(self, tokens: Sequence[FilePart]) -> list[FilePart]:
+        """A part without a column, or without any value in it, is rewritten with the type that the column has in others."""
+        schemas: dict[bytes, pa.Schema] = {}
+        for token in tokens:
+            if token.schema is not None and token.schema not in schemas:
+                schemas[token.schema] = unpacked(token.schema)
+                self._add_columns(schemas[token.schema], token)
+        wanted = {name: kind for name, (kind, _) in self._columns.items()}
+        fitting = {key for key, schema in schemas.items() if dict(zip(schema.names, schema.types, strict=True)) == wanted}
+        return [token if token.schema is None or token.schema in fitting else self._rewritten(token) for token in tokens]
 
-def listed(names: Iterable[Any]) -> str:
-    return ", ".join(map(repr, names)) or "none"
+    def _add_columns(self, schema: pa.Schema, token: FilePart) -> None:
+        from penstock.io.arrow_types import merged
+
+        here = short_name(token.final)
+        for field in schema:
+            before, there = self._columns.get(field.name, (field.type, here))
+            kind = merged(before, field.type)
+            if kind is None:
+                again = "" if token.xxh128 is None else ", and start over with fresh=True (--fresh)"
+                raise OutputError(
+                    f"{self.describe()}: column {field.name!r} is {before} in {there} and {field.type} in {here}, and one "
+                    f"output has one schema: pass schema=pyarrow.schema(...) with a type that holds all of its values{again}"
+                )
+            self._columns[field.name] = kind, (there if kind == before else here)
+
+    def _rewritten(self, token: FilePart) -> FilePart:
+        """The part in the schema of all, aside under another name. Its rows are read a row group at a time."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        fs, aside = store_of(token.aside, OutputError)
+        fs.invalidate_cache()
+        inner = aside if fs.exists(aside) else store_of(token.final, OutputError)[1]
+        fs.makedirs(aside.rpartition("/")[0], exist_ok=True)
+        new = f"{token.aside.removesuffix(self.suffix)}-again{self.suffix}"
+        with fs.open(inner, "rb") as file:
+            part = pq.ParquetFile(file)
+            columns = [(name, kind) for name, (kind, _) in self._columns.items()]
+            schema = pa.schema(columns, metadata=part.schema_arrow.metadata)
+            writer = ParquetWriter(Places(new, token.final, token.xxh128 is not None), schema, self.compression)
+            for group in range(part.num_row_groups):
+                writer.write(part.read_row_group(group))
+        made = writer.close()
+        assert made is not None, "a part has rows"
+        return made._replace(again=True)
+
+
+def packed(schema: Any) -> bytes:
+    """A schema for a token, of which there may be many thousands."""
+    return zlib.compress(schema.remove_metadata().serialize().to_pybytes())
+
+
+def unpacked(data: bytes) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(data)))

@@ -20,6 +20,8 @@ from penstock.io.sink import Part, Sink, Writer
 
 T = TypeVar("T")
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 class Places(NamedTuple):
     """Where an attempt at a part is written, and where it is published."""
@@ -36,6 +38,8 @@ class FilePart(NamedTuple):
     final: str
     bytes: int
     xxh128: str | None  # of parts of a journaled run
+    schema: Any = None  # of formats that have one: in bytes
+    again: bool = False  # it takes the place of an earlier form of itself, which may have been published
 
 
 class FileSink(Sink[T]):
@@ -77,7 +81,7 @@ class FileSink(Sink[T]):
         final = store_of(token.final, OutputError)[1]
         fs.invalidate_cache()  # the part was written by another process
         if fs.exists(aside):
-            _move(fs, aside, final, replace=self.overwrite or short_name(final) in self._old or self._is_there(fs, token))
+            _move(fs, aside, final, replace=self._may_replace(fs, token))
         elif not self._is_there(fs, token):
             raise OutputError(f"{token.aside}: the finished part is gone; leave the folder alone and run again")
         self._old.discard(short_name(final))
@@ -92,7 +96,7 @@ class FileSink(Sink[T]):
 
     def withdraw(self, token: FilePart) -> None:
         fs, final = store_of(token.final, OutputError)
-        if self._is_there(fs, token):
+        if self._is_there(fs, token) or (token.again and fs.exists(final)):
             fs.rm_file(final)
 
     def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -103,7 +107,7 @@ class FileSink(Sink[T]):
         return [f"{self.path}/{name}" for name in self._old]
 
     def clean(self, run: str, keep: Collection[FilePart] = ()) -> None:
-        fs, aside = store_of(self._aside(run), OutputError)
+        fs, aside = self._own_aside(run)
         fs.invalidate_cache()
         if not fs.exists(aside):
             return
@@ -157,6 +161,9 @@ class FileSink(Sink[T]):
         own = [part for part in parts if part.get("path", "").rpartition("/")[0] == here]
         return [(short_name(part["path"]), part["bytes"]) for part in own if part["path"].endswith(self.suffix)]
 
+    def _may_replace(self, fs: Any, token: FilePart) -> bool:
+        return self.overwrite or token.again or short_name(token.final) in self._old or self._is_there(fs, token)
+
     def _is_there(self, fs: Any, token: FilePart) -> bool:
         """Whether the part has been published: not only a file of that name."""
         final = store_of(token.final, OutputError)[1]
@@ -178,14 +185,23 @@ class FileSink(Sink[T]):
 
     def _claim(self, fs: Any, run: str) -> None:
         """Make the folder aside and a file in it: the proof that this can be written, and that no other step does."""
-        aside = store_of(self._aside(run), OutputError)[1]
+        aside = self._own_aside(run)[1]
         claim = f"{aside}/.claim{self.suffix}"
         if fs.exists(claim):
             raise OutputError(f"{self.path}: two steps write {self.suffix} files there; give each its own folder")
         if is_local(fs):
-            make_folder(os.path.dirname(aside))
-        fs.makedirs(aside, exist_ok=True)
+            make_folder(aside, 0o700)  # a link that others put there would be written through
+        else:
+            fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
+
+    def _own_aside(self, run: str) -> tuple[Any, str]:
+        """The folder aside. Whoever can write to the output's folder can put a link in its place: what it leads to is not
+        cleaned, and not written to."""
+        fs, aside = store_of(self._aside(run), OutputError)
+        if is_local(fs) and os.path.islink(aside):
+            raise OutputError(f"{aside}: is a link; expected the folder of the run's unpublished parts: remove it")
+        return fs, aside
 
 
 class FileWriter(Writer[T]):
@@ -193,6 +209,7 @@ class FileWriter(Writer[T]):
 
     def __init__(self, places: Places) -> None:
         self.places = places
+        self.rows_written: int = 0  # each format counts what it has written
         self._file: Any = None
 
     def write(self, block: Block) -> None:
@@ -215,6 +232,11 @@ class FileWriter(Writer[T]):
             if self.places.journaled:
                 self._file = _Digested(self._file)
         return self._file
+
+    def write_text(self, data: bytes) -> None:
+        """Write UTF-8. Readers drop a U+FEFF that a file begins with, as a byte order mark: one that is text follows one."""
+        is_mark = self._file is None and data.startswith(BYTE_ORDER_MARK)
+        self.file.write(BYTE_ORDER_MARK + data if is_mark else data)
 
     def close(self) -> FilePart | None:
         self.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.errors import OutputError
@@ -24,8 +24,26 @@ def plain(value: Any, of_array: Callable[[Any], Any]) -> Any:
         return [plain(item, of_array) for item in value]
     fields = fields_of(value)
     if fields is not None:
+        _check_keys(fields)
         return {key: plain(item, of_array) for key, item in fields.items()}
-    return of_array(value) if hasattr(value, "tolist") else value
+    return of_array(value) if hasattr(value, "tolist") and kind is not memoryview else value
+
+
+def as_lists(array: Any) -> Any:
+    """An array, a tensor or one of their numbers as lists and numbers. Times of NumPy stay: as numbers they have no unit."""
+    if getattr(getattr(array, "dtype", None), "kind", "") not in ("m", "M"):
+        return array.tolist()
+    return list(array) if array.ndim else array
+
+
+def _check_keys(fields: dict[Any, Any]) -> None:
+    """Formats write all keys as text."""
+    try:
+        "".join(fields)  # the quickest way to see that all of them are
+    except TypeError:
+        if len(set(map(str, fields))) < len(fields):
+            message = f"two keys of a dict are the same text ({listed(fields)}): rename one in a step before"
+            raise OutputError(message) from None
 
 
 def fields_of(row: Any) -> dict[Any, Any] | None:
@@ -40,9 +58,12 @@ def fields_of(row: Any) -> dict[Any, Any] | None:
 
 
 def named_fields(row: Any, step: str) -> dict[Any, Any]:
-    """fields_of(row) for the steps that need at least one. A failed row, (row, Failure), is `row` and the failure's."""
+    """fields_of(row) for the steps that need at least one. A failed row, (row, Failure), is `row` and the failure's; one
+    that is a pair, as those with a key are, is `key` and `row`, because a column has values of one type."""
     if type(row) is tuple and len(row) == 2 and isinstance(row[1], Failure):
-        return {"row": row[0], **row[1].as_dict()}
+        failed = row[0]
+        pair = {"key": failed[0], "row": failed[1]} if type(failed) is tuple and len(failed) == 2 else {"row": failed}
+        return {**pair, **row[1].as_dict()}
     fields = fields_of(row)
     if fields:
         return fields
@@ -50,3 +71,8 @@ def named_fields(row: Any, step: str) -> dict[Any, Any]:
         f"{step} expects rows with named fields (dict, NamedTuple, dataclass), "
         f"got {type(row).__name__ if fields is None else row}: put ps.Map(lambda x: {{'value': x}}) before it"
     )
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, names)) or "none"

@@ -10,6 +10,7 @@ from penstock.blocks import Block
 from penstock.errors import UsageError
 from penstock.pipeline.graph import PCollection, PTransform
 from penstock.pipeline.traits import Traits
+from penstock.pipeline.unused import Unapplied
 
 T = TypeVar("T")
 
@@ -26,6 +27,10 @@ class Part:
 
 class Writer(Generic[T]):
     """One part being written aside, in a worker, by one thread."""
+
+    rows_written: int | None = (
+        None  # in the part, after close(): a run fails if they are not those it was given; None: not counted
+    )
 
     def write(self, block: Block) -> None:
         """Add rows: a list, or a pyarrow Table."""
@@ -45,8 +50,9 @@ class Sink(Generic[T]):
 
     Nothing that a writer does is visible to readers. publish() makes one part visible, whole, and may be repeated.
 
-    A run: prepare() or resume(); then open() and the writer's methods in workers; publish(), each part as its split is
-    done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's process.
+    A run: prepare() or resume(); then open() and the writer's methods in workers; unify() and publish(), each part as its
+    split is done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's
+    process.
     """
 
     delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
@@ -78,6 +84,12 @@ class Sink(Generic[T]):
     def open(self, part: Part) -> Writer[T]:
         """Start one part aside. In a worker."""
         raise NotImplementedError
+
+    def unify(self, tokens: Sequence[Any]) -> Sequence[Any]:
+        """Called before parts are published, and with all of them before the run ends: return them as they are to be, in the
+        same order. Raise OutputError if they do not go together, or not with those of earlier calls. A part that is
+        returned with another token is published, or published again, by that one."""
+        return tokens
 
     def publish(self, token: Any) -> None:
         """Make a part visible under its final name; doing it twice, also in two processes, leaves one result."""
@@ -126,11 +138,13 @@ class Write(PTransform[PCollection[T], None]):
         if not isinstance(sink, Sink):
             raise UsageError(f"Write({sink!r}): expected a ps.Sink")
         self.sink = sink
+        self._unapplied = Unapplied(type(self).__name__)
 
     def traits(self) -> Traits:
         return Traits(sink=self.sink)
 
     def expand(self, pcoll: PCollection[T]) -> None:
+        self._unapplied.applied()
         if not isinstance(pcoll, PCollection):
             raise UsageError(f"{self.default_label()} needs one PCollection on its left, not {type(pcoll).__name__}")
         pcoll.pipeline.add(self, [pcoll], tags=())

@@ -66,7 +66,8 @@ class Source(Generic[T]):
         raise NotImplementedError
 
     def count(self) -> int | None:
-        """How many rows there are, if that is known without reading them."""
+        """How many rows there are, if that is known without reading them: exactly, for a run that reads another number
+        fails. None: it is not known, or is an estimate."""
         return None
 
     def inputs(self) -> Sequence[InputFile]:

@@ -178,7 +178,7 @@ class SqlSink(Sink[Any]):
 def _make_private(folder: str) -> None:
     """A folder that only this user can read: rows lie there."""
     try:
-        make_folder(os.path.dirname(folder))
+        make_folder(os.path.dirname(folder), 0o700)
         os.mkdir(folder, 0o700)
         sync_folder(os.path.dirname(folder))
     except FileExistsError:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from penstock.io.sql_rows import kinds_of
+from penstock.errors import OutputError
+from penstock.io.sql_rows import STEP, kinds_of
 
 TEXT = pa.large_string()
 TAB, LINE_END, NOTHING = (pa.scalar(text, TEXT) for text in ("\t", "\n", ""))
@@ -27,6 +29,7 @@ class Into:
     names: Sequence[str]  # the columns that rows of the part have
     columns: Sequence[str]
     keys: Sequence[str]  # of upsert_by
+    texts: frozenset[str]  # the columns that are text
     arrays: frozenset[str]  # the columns that are arrays in Postgres
 
     @property
@@ -117,4 +120,17 @@ def _sqlite_rows(batch: pa.RecordBatch, into: Into) -> Iterator[tuple[Any, ...]]
             columns.append(batch.column(name).cast(TEXT).to_pylist())
         else:
             columns.append(batch.column(name).to_pylist())
+            if kinds[name] == "decimal" and name not in into.texts:
+                _check_exact(name, columns[-1])
     return zip(*columns, strict=True)
+
+
+def _check_exact(name: str, decimals: Iterable[str | None]) -> None:
+    """SQLite has whole numbers of 64 bits and floats, and makes the nearest one of text in a column for numbers."""
+    for text in decimals:
+        exact = Decimal(text or 0)
+        if exact.is_finite() and exact != Decimal(repr(float(exact))) and not (exact == int(exact) and abs(exact) < 1 << 63):
+            raise OutputError(
+                f"{STEP}: column {name!r} holds {text}, which SQLite cannot hold as a number: make the column TEXT, or put "
+                "a ps.Map before it that makes text or floats of its values"
+            )

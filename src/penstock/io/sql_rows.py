@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block
 from penstock.errors import OutputError
-from penstock.io.records import named_fields, plain
+from penstock.io.records import as_lists, named_fields, plain
 
 STEP = "WriteToSql"
 KIND = b"penstock.kind"  # in the metadata of a field: which of these it is
@@ -100,6 +100,10 @@ def _kind_of(name: str, value: Any) -> str:
     kind = next((kind for types, kind in PYTHON_TYPES if isinstance(value, types)), None)
     if kind is None:
         raise _refused(name, f"holds a {type(value).__name__}, which has no SQL type")
+    if getattr(value, "nanosecond", 0):
+        raise _refused(name, f"holds {value!r}, and databases hold microseconds")
+    if isinstance(value, time) and value.tzinfo is not None:
+        raise _refused(name, f"holds {value!r}, a time of day with a zone, which has no SQL type")
     if isinstance(value, datetime):
         return "datetime" if value.tzinfo is None else "datetime with zone"
     return kind
@@ -127,10 +131,15 @@ def _array(name: str, kind: str, values: list[Any]) -> pa.Array:
 
 
 def _of_array(value: Any) -> Any:
-    """An array, a tensor or one of their numbers as lists and numbers."""
-    if getattr(getattr(value, "dtype", None), "kind", "") == "M":
-        value = value.astype("datetime64[us]")
-    return plain(value.tolist(), _of_array)
+    """An array, a tensor or one of their numbers as lists and numbers; a time of NumPy as Python's, if that can hold it."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    made = value.astype("datetime64[us]").tolist() if kind == "M" and _is_whole(value) else as_lists(value)
+    return made if type(made) is type(value) else plain(made, _of_array)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a time of NumPy is one of whole microseconds."""
+    return value.ndim == 0 and str(value.astype("datetime64[us]").astype(value.dtype)) == str(value)
 
 
 def _of_column(name: str, column: pa.ChunkedArray) -> tuple[str, Any]:
@@ -148,8 +157,7 @@ def _of_column(name: str, column: pa.ChunkedArray) -> tuple[str, Any]:
     if kind == "datetime" and kind_of.tz is not None:
         kind = "datetime with zone"
     try:
-        finer = kind.startswith("datetime") or kind == "time"  # databases hold microseconds
-        return kind, column.cast(ARROW_TYPES[kind], safe=not finer)
+        return kind, column.cast(ARROW_TYPES[kind])
     except pa.ArrowException as exc:
         raise _refused(name, f"holds {kind_of} that cannot be written as {kind} ({exc})") from exc
 

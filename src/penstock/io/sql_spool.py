@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.blocks import Block
 from penstock.errors import OutputError
 from penstock.io.parts import FileWriter, Places
+from penstock.io.records import listed
 from penstock.io.sink import Part
 from penstock.io.sql_rows import STEP, batches_of, kinds_of
 
@@ -37,7 +38,6 @@ class SpoolWriter(FileWriter[Any]):
         self._keys = keys
         self._stream: Any = None
         self._schema: pa.Schema | None = None
-        self._rows = 0
 
     def add(self, block: Block) -> None:
         for batch in batches_of(block):
@@ -49,7 +49,7 @@ class SpoolWriter(FileWriter[Any]):
             if empty := [key for key in self._keys if batch.column(key).null_count]:
                 raise OutputError(f"{STEP}: {empty[0]!r} is None in a row; upsert_by needs a value in each")
             self._stream.write_batch(batch)
-            self._rows += batch.num_rows
+            self.rows_written += batch.num_rows
 
     def end(self) -> None:
         if self._stream is not None:
@@ -57,7 +57,7 @@ class SpoolWriter(FileWriter[Any]):
 
     def close(self) -> SqlPart | None:  # type: ignore[override]  # a file that is spooled has no final name
         file = super().close()
-        return file and SqlPart(self._part.run, self._part.name, self._rows, file.aside, file.xxh128)
+        return file and SqlPart(self._part.run, self._part.name, self.rows_written, file.aside, file.xxh128)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
@@ -96,7 +96,3 @@ def refuse_unknown(names: Collection[str], columns: Collection[str]) -> None:
             f"{STEP}: rows have the column {listed(unknown)}, which the table does not have ({listed(columns)}); "
             "drop it in a step before, or add it to the table"
         )
-
-
-def listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, names))

@@ -16,10 +16,11 @@ from sqlalchemy.dialects import postgresql
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import xxh128_of
+from penstock.io.records import listed
 from penstock.io.sql_copying import Into, copy_to_postgres, insert_into_sqlite
 from penstock.io.sql_database import Database, quoted
 from penstock.io.sql_rows import widest
-from penstock.io.sql_spool import SqlPart, listed, refuse_unknown, spooled, spooled_kinds
+from penstock.io.sql_spool import SqlPart, refuse_unknown, spooled, spooled_kinds
 
 MARKS = "penstock_commits"
 LOCK = int.from_bytes(hashlib.sha256(MARKS.encode()).digest()[:8], signed=True)  # one at a time makes tables
@@ -138,6 +139,7 @@ class SqlTable:
             names=list(kinds),
             columns=list(map(quoted, kinds)),
             keys=list(map(quoted, self.upsert_by)),
+            texts=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.String)),
             arrays=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.ARRAY)),
         )
         copy = copy_to_postgres if self.database.is_postgres else insert_into_sqlite

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
@@ -23,10 +24,13 @@ from penstock.journal.file_changes import FileWatch
 from penstock.journal.inputs import Input
 from penstock.journal.journal import Journal
 from penstock.journal.values import checked_json
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
-from penstock.run.outputs import Outputs, check_not_read, finish
+from penstock.run.outputs import Outputs, check_not_read, finish, unified
 from penstock.run.schedule import Task
+from penstock.steps.bundle import FinishedPart
 
 ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
 
@@ -37,7 +41,7 @@ class _Flow:
 
     open: int = 1  # bundles that are not done
     result: SplitResult = field(default_factory=SplitResult)
-    parts: list[tuple[int, Any]] = field(default_factory=list)
+    parts: list[FinishedPart] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +60,14 @@ class SplitBySplit(Outputs):
     """One process's commits to the journal of a run: parts are published as their splits are done, and what is prepared
     outlives this process."""
 
-    def __init__(self, session: JournalSession, sinks: Mapping[int, Sink[Any]]) -> None:
+    def __init__(self, session: JournalSession, sinks: Mapping[int, tuple[str, Sink[Any]]]) -> None:
+        """`sinks`: with their steps' labels, by node."""
         self.attempts_before = session.number * ATTEMPTS_OF_A_SESSION
         self._session = session
         self._journal = session.journal
         self._run: str = session.journal.fact("run")
-        self._sinks = list(sinks.values())  # the journal knows them by their place here
+        self._labels = [label for label, _ in sinks.values()]
+        self._sinks = [sink for _, sink in sinks.values()]  # the journal knows them by their place here
         self._places = {node: place for place, node in enumerate(sinks)}
         self._watch = FileWatch(session.journal, session.inputs)
         self._hold = False  # publish nothing before the end
@@ -71,6 +77,7 @@ class SplitBySplit(Outputs):
     def begin(self) -> Tally:
         if self._journal.was_begun:
             self._resume(self._journal.fact("sinks"))
+            self._unify()
         else:
             self._prepare()
         self._hold = bool(self._journal.fact("hold"))
@@ -81,7 +88,7 @@ class SplitBySplit(Outputs):
     def split_begins(self, task: Task) -> None:
         self._watch.begin(task.origin, task.payload)
 
-    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         flow = self._flows.setdefault(task.origin, _Flow())
         flow.result.add(made)
         flow.parts += parts
@@ -93,8 +100,10 @@ class SplitBySplit(Outputs):
         """Commit the splits that are complete."""
         if not self._complete:
             return
+        found = [part._replace(node=self._places[part.node]) for _, flow in self._complete for part in flow.parts]
+        parts = iter(unified(dict(enumerate(self._sinks)), found))
         splits = [
-            (split, flow.result.renamed(self._session.names), [self._described(*part) for part in flow.parts])
+            (split, flow.result.renamed(self._session.names), [self._described(next(parts)) for _ in flow.parts])
             for split, flow in self._complete
         ]
         self._session.digests.store()
@@ -107,10 +116,14 @@ class SplitBySplit(Outputs):
 
     def check(self) -> None:
         self._session.check_files()
+        self._unify()
 
-    def publish(self) -> None:
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
         """What was held back until now, or could not be published before."""
         self._publish(self._journal.prepared())
+        published = self._journal.published()
+        for place, (label, sink) in enumerate(zip(self._labels, self._sinks, strict=True)):
+            check_published(label, sink, published.get(place, ()), counts.get(label, StepCount()))
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 
@@ -121,11 +134,27 @@ class SplitBySplit(Outputs):
         except Exception as exc:
             error.add_note(f"what the run left aside could not be removed: {type(exc).__name__}: {safe_str(exc)}")
 
-    def _described(self, node: int, token: Any) -> PreparedPart:
-        """A part as the journal has it."""
-        place = self._places[node]
+    def _unify(self) -> None:
+        """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
+        splits = self._journal.with_parts()
+        parts = [FinishedPart(part.sink, part.token, part.details["rows"]) for _, parts in splits for part in parts]
+        now = iter(unified(dict(enumerate(self._sinks)), parts))
+        changed = []
+        for split, before in splits:
+            after = [self._described(next(now)) for _ in before]
+            if after != before:
+                changed.append((split, after))
+        if changed:
+            crash_point()
+            self._journal.prepare_again(changed)
+            crash_point()
+
+    def _described(self, part: FinishedPart) -> PreparedPart:
+        """A part as the journal has it: its sink is known by its place there."""
+        place = part.node
         sink = self._sinks[place]
-        return PreparedPart(place, token, checked_json(sink.details(token), sink, "details"))
+        details = checked_json(sink.details(part.token), sink, "details")
+        return PreparedPart(place, part.token, {**details, "rows": part.rows})
 
     def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
         published = []

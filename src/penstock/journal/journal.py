@@ -184,8 +184,11 @@ class Journal:
 
     def prepared(self) -> list[tuple[SplitId, list[PreparedPart]]]:
         """The splits that are prepared and not done, with their parts."""
-        splits = self._query("SELECT source, number FROM splits WHERE state = 'prepared' ORDER BY source, number")
-        return [(SplitId(*split), self._parts_of(SplitId(*split))) for split in splits]
+        return self._with_parts("state = 'prepared'")
+
+    def with_parts(self) -> list[tuple[SplitId, list[PreparedPart]]]:
+        """The splits that are prepared or done, with their parts."""
+        return self._with_parts("state != 'open'")
 
     def parts(self) -> list[dict[str, Any]]:
         """The sinks' details of all parts, of splits that are prepared or done."""
@@ -288,13 +291,14 @@ class Journal:
                 )
                 if self._db.execute(update, (told, *split)).rowcount != 1:
                     raise EngineError(f"{self.path}: split {split} was done before; this is a defect of Penstock")
-                self._db.executemany(
-                    "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
-                    [
-                        (*split, at, part.sink, self._pickled(part.token, "part", part.sink), json.dumps(part.details))
-                        for at, part in enumerate(parts)
-                    ],
-                )
+                self._put_parts(split, parts)
+
+    def prepare_again(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
+        """These splits are prepared or done, and their parts are others now, not published yet."""
+        with self._transaction():
+            for split, parts in splits:
+                self._db.execute("UPDATE splits SET state = 'prepared' WHERE source = ? AND number = ?", split)
+                self._put_parts(split, parts)
 
     def done(self, splits: Iterable[SplitId]) -> None:
         """The parts of these splits are published."""
@@ -327,6 +331,13 @@ class Journal:
         rows = ((*split, self._pickled(payload, "split", split.source)) for split, payload in splits)
         self._db.executemany("INSERT INTO splits (source, number, split) VALUES (?, ?, ?)", rows)
 
+    def _put_parts(self, split: SplitId, parts: Sequence[PreparedPart]) -> None:
+        rows = [
+            (*split, at, part.sink, self._pickled(part.token, "part", part.sink), json.dumps(part.details))
+            for at, part in enumerate(parts)
+        ]
+        self._db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", rows)
+
     def _pickled(self, value: Any, kind: str, maker: int) -> bytes:
         """A split of a source, or the token of a sink's part, for later processes."""
         try:
@@ -343,10 +354,17 @@ class Journal:
         ]
         self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
 
-    def _parts_of(self, split: SplitId) -> list[PreparedPart]:
-        rows = self._query("SELECT sink, token, details FROM parts WHERE source = ? AND number = ? ORDER BY position", split)
+    def _with_parts(self, condition: str) -> list[tuple[SplitId, list[PreparedPart]]]:
+        found: dict[SplitId, list[PreparedPart]] = {}
         with unpickling(self.path, "parts"):
-            return [PreparedPart(sink, load_pickle(token), json.loads(details)) for sink, token, details in rows]
+            for source, number, sink, token, details in self._query(
+                "SELECT s.source, s.number, p.sink, p.token, p.details FROM splits s"
+                f" LEFT JOIN parts p USING (source, number) WHERE {condition} ORDER BY s.source, s.number, p.position"
+            ):
+                parts = found.setdefault(SplitId(source, number), [])
+                if token is not None:
+                    parts.append(PreparedPart(sink, load_pickle(token), json.loads(details)))
+        return list(found.items())
 
     def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with journal_errors(self.path):

@@ -105,7 +105,7 @@ class _RunInFolder:
                     digests=digests,
                     check_files=lambda: self._check_files(digests),
                 )
-                yield Begun(replace(layout, session=f"-{number}"), SplitBySplit(session, self.job.sinks))
+                yield Begun(replace(layout, session=f"-{number}"), SplitBySplit(session, self.job.labelled_sinks()))
             journal.finish(number, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:

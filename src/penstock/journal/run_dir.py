@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
+import stat
 import time
 from types import TracebackType
 
@@ -31,16 +33,23 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 class RunDir:
-    """The folder, held by this process alone inside a `with` block. The lock is the system's: it goes with the process."""
+    """The folder, held by this process alone inside a `with` block. The lock is the system's: it goes with the process.
+
+    Its journal holds pickles, which can do anything as the user who loads them. So nothing in it is opened before it is
+    known that nobody else can put files there, and then that all files are the user's own.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._lock: int | None = None
 
     def __enter__(self) -> RunDir:
+        lock = os.path.join(self.path, LOCK)
         try:
-            make_folder(self.path)
-            self._lock = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            make_folder(self.path, 0o700)
+            _check_folder(self.path)
+            _check_files(self.path)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as exc:
             raise OutputError(
                 f"run_dir={self.path!r}: {exc.strerror}; choose a folder that can be made and written to"
@@ -70,13 +79,7 @@ class RunDir:
         """The journal of the run that was begun here, if there is one."""
         path = os.path.join(self.path, NAME)
         remove(f"{path}.new")  # of a process that was killed while it made one
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            return None
-        if found.st_uid != os.geteuid():
-            raise OutputError(f"{path}: belongs to another user; choose a run_dir of your own")
-        return Journal.open(self.path)
+        return Journal.open(self.path) if os.path.exists(path) else None
 
     def forget(self, journal: Journal) -> None:
         """Remove the journal of a run that was never begun, and its manifest, which would be of no run."""
@@ -105,17 +108,59 @@ class RunDir:
             self._lock = None
 
 
+def _check_folder(path: str) -> None:
+    """Raise unless only this user, and root, can make and rename files there. (An ACL shows in the bits of the group.)"""
+    found = os.stat(path)
+    if found.st_uid not in (os.geteuid(), 0):
+        raise OutputError(
+            f"run_dir={path!r}: the folder belongs to another user (uid {found.st_uid}), who could put code into the "
+            "journal that runs as you; choose a folder of your own"
+        )
+    if found.st_mode & 0o022:
+        raise OutputError(
+            f"run_dir={path!r}: other users can write to the folder (mode {stat.S_IMODE(found.st_mode):o}), and could put "
+            f"code into the journal that runs as you; take that away (chmod go-w {shlex.quote(path)}), or choose a folder "
+            "that is not there yet"
+        )
+
+
+def _check_files(path: str) -> None:
+    """Raise unless all that a run keeps there is this user's own: somebody may have written there earlier."""
+    for name in filter(_is_kept, os.listdir(path)):
+        try:
+            found = os.lstat(os.path.join(path, name))
+        except FileNotFoundError:  # removed by a process that is at work here
+            continue
+        is_kind = stat.S_ISDIR if name == ASIDE else stat.S_ISREG
+        if found.st_uid != os.geteuid():
+            wrong = f"belongs to another user (uid {found.st_uid})"
+        elif not is_kind(found.st_mode):
+            wrong = f"is not a {'folder' if name == ASIDE else 'file'} itself, but a link or something else"
+        elif found.st_mode & 0o022 and not name.startswith(MANIFEST):  # which has no pickles, and the mode of other files
+            wrong = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"
+        else:
+            continue
+        raise OutputError(
+            f"{os.path.join(path, name)}: {wrong}, so it may hold code that runs as you, and is not opened; remove it if "
+            "you do not know it, or choose another run_dir"
+        )
+
+
 def is_of_run_dir(path: str, folder: str) -> bool:
     """Whether a file is one that a run keeps in its folder; the folder may hold other things as well."""
     inside = path.removeprefix(f"{folder}/")
     name = inside.partition("/")[0]
-    return inside != path and (name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST)))
+    return inside != path and _is_kept(name)
+
+
+def _is_kept(name: str) -> bool:
+    return name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST))
 
 
 def is_held(path: str) -> bool:
     """Whether a process is at work on the run in this folder."""
     try:
-        lock = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe has no writer
     except FileNotFoundError:
         return False
     try:

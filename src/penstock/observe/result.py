@@ -23,6 +23,7 @@ class StepCount:
     rows_failed: int = 0  # where errors are handled: rows that went to the step's failures
     errors: dict[tuple[str, str], int] = field(default_factory=dict, compare=False)  # rows by error type and message
     kinds: dict[str, int] = field(default_factory=dict, compare=False)  # rows by the kind of their failure
+    tags: dict[str, int] = field(default_factory=dict, compare=False)  # of steps with several outputs: rows by output
 
     def add(self, other: StepCount) -> None:
         self.rows_in += other.rows_in
@@ -32,6 +33,11 @@ class StepCount:
             self.count_error(error_type, message, rows)
         for kind, rows in other.kinds.items():
             self.kinds[kind] = self.kinds.get(kind, 0) + rows
+        for tag, rows in other.tags.items():
+            self.count_tag(tag, rows)
+
+    def count_tag(self, tag: str, rows: int) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + rows
 
     def count_error(self, error_type: str, message: str, rows: int = 1) -> None:
         """Remember why rows failed: a bounded number of messages, and what is beyond them by type."""
@@ -44,12 +50,12 @@ class StepCount:
 
     def to_json(self) -> list[Any]:
         errors = [[*key, rows] for key, rows in self.errors.items()]
-        return [self.rows_in, self.rows_out, self.rows_failed, errors, self.kinds]
+        return [self.rows_in, self.rows_out, self.rows_failed, errors, self.kinds, self.tags]
 
     @classmethod
     def from_json(cls, told: Sequence[Any]) -> StepCount:
-        rows_in, rows_out, rows_failed, errors, kinds = told
-        return cls(rows_in, rows_out, rows_failed, {(name, message): rows for name, message, rows in errors}, kinds)
+        rows_in, rows_out, rows_failed, errors, kinds, *tags = told  # journals of old have no tags
+        return cls(rows_in, rows_out, rows_failed, {(name, message): rows for name, message, rows in errors}, kinds, *tags)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from penstock.errors import GraphError, UsageError
 from penstock.options import RunOptions
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, apply
 from penstock.pipeline.hints import NO_HINTS, ResourceHints
+from penstock.pipeline.unused import has_sink, is_used
 
 if TYPE_CHECKING:
     from penstock.observe.progress import StageProgress
@@ -99,6 +100,7 @@ class Pipeline:
         self._labels: Counter[str] = Counter()
         self._scope: list[tuple[str, ResourceHints]] = []
         self._collected: set[PCollection[Any]] = set()
+        self._mark = object()  # by which warnings of pipelines that were never run know it
         self.has_run = False
         self.result: RunResult | None = None
         if not isinstance(engine, Engine) and engine not in ENGINES:
@@ -115,6 +117,7 @@ class Pipeline:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
             self.result = self._start(self._graph_for(pending)).wait()
 
@@ -136,6 +139,7 @@ class Pipeline:
 
     def explain(self) -> str:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
+        is_used(self._mark)
         engine, options = self._resolve()
         text = engine.explain(Graph(self._nodes), options)
         found = (
@@ -151,6 +155,9 @@ class Pipeline:
         self._scope.append((label, transform.hints.over(outer_hints)))
         try:
             return transform.expand(left)
+        except BaseException:
+            is_used(self._mark)
+            raise
         finally:
             self._scope.pop()
 
@@ -168,6 +175,8 @@ class Pipeline:
         node = Node(len(self._nodes), label, transform, tuple(inputs), hints)
         node.outputs = {tag: PCollection(self, node, tag) for tag in tags}
         self._nodes.append(node)
+        if not tags and not self.has_run:
+            has_sink(self._mark, label)
         return node
 
     def _unique(self, label: str) -> str:
@@ -192,6 +201,7 @@ class Pipeline:
     def _start(self, graph: Graph) -> RunHandle:
         if not graph.nodes:
             raise GraphError("the pipeline has no steps; start with pipeline | ps.Create(rows)")
+        is_used(self._mark)
         engine, options = self._resolve()
         self.has_run = True
         return engine.start(graph, options)

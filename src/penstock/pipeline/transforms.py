@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.batching.limits import BatchLimits
@@ -14,6 +15,7 @@ from penstock.errors import GraphError, UsageError
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Handleable
 from penstock.pipeline.traits import Traits
+from penstock.rows import many, rows_made
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -61,7 +63,7 @@ class FlatMap(RowFunction[T, U]):
         super().__init__(fn, *args, **kwargs)
 
     def row_function(self) -> RowOutputs:
-        return lambda row: [(MAIN, made) for made in self.fn(row)]
+        return lambda row: [(MAIN, made) for made in many(self.fn(row), "the function")]
 
 
 class Filter(RowFunction[T, T]):
@@ -79,8 +81,9 @@ class Filter(RowFunction[T, T]):
 class MapBatches(PTransform[PCollection[T], PCollection[U]]):
     """A function over many rows at once.
 
-    fn gets a list of at most `batch_size` rows, or with format="arrow" a pyarrow.Table, and returns any number of rows,
-    as a list or a table. Batches are made inside a split, in order; the last one of a split may be smaller.
+    fn gets a list of at most `batch_size` rows, or with format="arrow" a pyarrow.Table, and returns any number of rows: as
+    an iterable of rows, or as columns in a pyarrow.Table, a DataFrame or a dict of lists or arrays of one length. Batches
+    are made inside a split, in order; the last one of a split may be smaller.
     """
 
     def __init__(
@@ -156,6 +159,10 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
         self.kwargs = kwargs
         self.tags: tuple[str, ...] = ()
 
+    def traits(self) -> Traits:
+        to_one = isinstance(self.dofn, _ToPartition)  # each row goes to just one of the outputs
+        return replace(super().traits(), rows="one") if to_one else super().traits()
+
     def check_isolated(self) -> None:
         for method in ("start_bundle", "finish_bundle"):
             if getattr(type(self.dofn), method) is not getattr(DoFn, method):
@@ -166,7 +173,10 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
 
     def row_function(self) -> RowOutputs:
         self.dofn.setup()
-        return lambda row: [self._tagged(item) for item in self.dofn.process(row, *self.args, **self.kwargs) or ()]
+        return lambda row: self._outputs_of(self.dofn.process(row, *self.args, **self.kwargs))
+
+    def _outputs_of(self, items: Any) -> list[tuple[str, Any]]:
+        return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
 
     def good_tags(self) -> tuple[str, ...]:
         return MAIN, *self.tags
@@ -250,16 +260,23 @@ class _ToPartition(DoFn[Any, Any]):
 
     def process(self, element: Any, *args: Any, **kwargs: Any) -> Iterable[TaggedOutput[Any]]:
         chosen = self.fn(element, self.n)
-        if not 0 <= chosen < self.n:
-            raise ValueError(f"the partition function returned {chosen!r}; expected 0 to {self.n - 1}")
-        return (TaggedOutput(str(int(chosen)), element),)
+        is_bool = getattr(getattr(chosen, "dtype", None), "kind", "") == "b"  # NumPy's has no __index__
+        try:
+            number = operator.index(bool(chosen) if is_bool else chosen)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.n:
+            raise ValueError(
+                f"the partition function returned {chosen!r}; expected 0 to {self.n - 1}, as a whole number (int)"
+            )
+        return (TaggedOutput(str(number), element),)
 
 
 class Partition(PTransform[PCollection[T], Outputs[T]]):
-    """n collections: each row goes to the one whose number fn(row, n) returns."""
+    """n collections: each row goes to the one whose number fn(row, n) returns, from 0 on. False is 0, True is 1."""
 
     def __init__(self, fn: Callable[..., int], n: int) -> None:
-        if not callable(fn) or not isinstance(n, int) or n < 1:
+        if not callable(fn) or not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise UsageError(f"Partition({fn!r}, {n!r}): expected a function of (row, n), and n of at least 1")
         self.fn = fn
         self.n = n

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.errors import AccountingError
+from penstock.errors import REPORT, AccountingError, InputError, OutputError
+from penstock.io.sink import Sink
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import Node, PCollection
 from penstock.pipeline.pipeline import Graph
+from penstock.run.plan import Plan
 
 
 def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
@@ -30,8 +33,36 @@ def check_counts(graph: Graph, counts: Mapping[str, StepCount]) -> None:
             raise _error(node, f"was given {given} rows and took {count.rows_in}")
 
 
+def check_read(plan: Plan, counts: Mapping[str, StepCount], known: int | None) -> None:
+    """Raise InputError where sources that say how many rows they have gave another number."""
+    labels = [root.label for _, _, root, _ in plan.sources()]
+    read = sum(counts.get(label, StepCount()).rows_out for label in labels)
+    if known is not None and read != known:
+        raise InputError(
+            f"{', '.join(map(repr, labels))}: {read} rows were read, and the source has {known} by its count(): the input "
+            "was changed while it was read, or a source of your own counts wrongly (count() is exact, or None)"
+        )
+
+
+def check_published(label: str, sink: Sink[Any], parts: Sequence[Mapping[str, Any]], count: StepCount) -> None:
+    """Raise if not every row that came to a sink is in one of its parts, each published once, and there.
+
+    A part is told by the sink's details() and its rows; those of old journals have none."""
+    rows = [part["rows"] for part in parts if "rows" in part]
+    if len(rows) == len(parts) and sum(rows) != count.rows_in:
+        raise AccountingError(f"sink {label!r} took {count.rows_in} rows, and {sum(rows)} are in its parts; {REPORT}")
+    paths = [part["path"] for part in parts if "path" in part]
+    if len(set(paths)) < len(paths):
+        raise AccountingError(f"sink {label!r}: {len(paths)} parts have {len(set(paths))} names; {REPORT}")
+    if parts and (gone := sink.missing(parts)):
+        raise OutputError(
+            f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are not there, such as {gone[0]}; was "
+            "something else at work there? leave the place alone and run again"
+        )
+
+
 def _given_to(node: Node, counts: Mapping[str, StepCount]) -> int | None:
-    """How many rows the steps before gave it, if that is known: tags are counted together, batches as their rows."""
+    """How many rows the steps before gave it, if that is known: batches are counted as their rows."""
     if node.traits.source is not None or node.traits.takes_batches:
         return None
     given = [_rows_of(before, counts) for pcoll in node.inputs for before in _counted_before(pcoll)]
@@ -43,10 +74,11 @@ def _rows_of(pcoll: PCollection[object], counts: Mapping[str, StepCount]) -> int
     producer = pcoll.producer
     count = counts.get(producer.label, StepCount())
     failures = producer.outputs.keys() & producer.traits.failures  # these are counted apart
-    alike = failures if pcoll.tag in failures else producer.outputs.keys() - failures
-    if len(alike) > 1:
-        return None
-    return count.rows_failed if pcoll.tag in failures else count.rows_out
+    if pcoll.tag in failures and len(failures) == 1:
+        return count.rows_failed
+    if sum(count.tags.values()) == count.rows_out + count.rows_failed:  # counted one by one
+        return count.tags.get(pcoll.tag, 0) if len(producer.outputs) > 1 else count.rows_out
+    return count.rows_out if producer.outputs.keys() - failures == {pcoll.tag} else None
 
 
 def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
@@ -57,4 +89,4 @@ def _counted_before(pcoll: PCollection[object]) -> list[PCollection[object]]:
 
 def _error(node: Node, what: str) -> AccountingError:
     kind = "step" if node.traits.sink is None else "sink"
-    return AccountingError(f"{kind} {node.label!r} {what}. This is a defect of Penstock: please report it with the pipeline")
+    return AccountingError(f"{kind} {node.label!r} {what}; {REPORT}")

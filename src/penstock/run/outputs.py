@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import OutputError
+from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.observe.result import StepCount
 from penstock.rows import safe_str
+from penstock.run.accounting import check_published
 from penstock.run.outcomes import SplitResult, Tally
 from penstock.run.schedule import Task
+from penstock.steps.bundle import FinishedPart
 
 
 class Outputs:
@@ -29,8 +32,8 @@ class Outputs:
     def split_begins(self, task: Task) -> None:
         """A split of a source is about to be read."""
 
-    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
-        """A bundle is done, with `parts` (a sink's node, and the token) aside, and has led to `fed` more bundles."""
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
+        """A bundle is done, with `parts` aside, and has led to `fed` more bundles."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -39,8 +42,8 @@ class Outputs:
     def check(self) -> None:
         """All is done. Raise if it must not count."""
 
-    def publish(self) -> None:
-        """The run has succeeded."""
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
+        """The run has succeeded. Raise if not every row that was counted into a sink is published."""
         raise NotImplementedError
 
     def abandon(self, error: BaseException) -> None:
@@ -51,11 +54,13 @@ class Outputs:
 class AtTheEnd(Outputs):
     """All parts are published when the run is done. A run that fails publishes nothing."""
 
-    def __init__(self, run: str, sinks: Mapping[int, Sink[Any]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Iterable[str]) -> None:
+        """`sinks`: with their steps' labels, by node."""
         self._run = run
-        self._sinks = sinks
+        self._labels = {node: label for node, (label, _) in sinks.items()}
+        self._sinks = {node: sink for node, (_, sink) in sinks.items()}
         self._inputs = inputs
-        self._parts: list[tuple[int, Any]] = []
+        self._parts: list[FinishedPart] = []
 
     def begin(self) -> Tally:
         for sink in self._sinks.values():
@@ -66,23 +71,46 @@ class AtTheEnd(Outputs):
     def folders(self) -> list[str]:
         return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
 
-    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[tuple[int, Any]], fed: int) -> None:
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         self._parts += parts
 
-    def publish(self) -> None:
-        for done, (index, token) in enumerate(self._parts):
+    def check(self) -> None:
+        self._parts = unified(self._sinks, self._parts)
+
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
+        for done, part in enumerate(self._parts):
             try:
-                self._sinks[index].publish(token)
+                self._sinks[part.node].publish(part.token)
             except Exception as exc:
                 where = ", ".join(self.folders())
                 raise OutputError(
                     f"{done} of {len(self._parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
+        for node, sink in self._sinks.items():
+            parts = [{**sink.details(part.token), "rows": part.rows} for part in self._parts if part.node == node]
+            check_published(self._labels[node], sink, parts, counts.get(self._labels[node], StepCount()))
         finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:
         finish(self._run, self._sinks.values(), published=False, error=error)
+
+
+def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[FinishedPart]) -> list[FinishedPart]:
+    """Parts in the form that their sinks want them to have with those before."""
+    tokens = {
+        node: iter(_unified(sink, [part.token for part in parts if part.node == node])) for node, sink in sinks.items()
+    }
+    return [part._replace(token=next(tokens[part.node])) for part in parts]
+
+
+def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
+    try:
+        return sink.unify(tokens)
+    except PenstockError:
+        raise
+    except Exception as exc:
+        raise OutputError(f"{sink.describe()}: {type(exc).__name__} while its parts were unified: {safe_str(exc)}") from exc
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:

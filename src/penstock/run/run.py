@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +14,10 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
-from penstock.observe.summary import rows_read
+from penstock.observe.summary import rows_read, warnings
 from penstock.pipeline.graph import PCollection
-from penstock.run.accounting import check_counts
+from penstock.pipeline.pipeline import engine_override
+from penstock.run.accounting import check_counts, check_read
 from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
@@ -24,6 +26,8 @@ from penstock.run.outputs import AtTheEnd, Outputs
 from penstock.run.setup import Job, Layout, Setup, lay_out, list_sources, set_up
 from penstock.run.signals import terminable, uninterrupted
 from penstock.run.standing import Standing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def unjournaled(job: Job) -> Iterator[Begun]:
     sources = list_sources(job.plan)
     layout, _ = lay_out(job, sources)
     paths = [file.path for source in sources for file in source.inputs()]
-    yield Begun(layout, AtTheEnd(layout.run, job.sinks, paths))
+    yield Begun(layout, AtTheEnd(layout.run, job.labelled_sinks(), paths))
 
 
 class Run:
@@ -55,6 +59,7 @@ class Run:
         self._job = job
         self._begin = begin
         self._programs = job.programs()
+        self._is_reported = engine_override.get() is not None  # by the command line, with what there is to warn of
         self._waited = self._stopped = False
         self._coordinator: Coordinator | None = None  # from when bundles run on
         self._standing: Standing | None = None
@@ -66,8 +71,12 @@ class Run:
         with terminable(), self._begin(self._job) as begun:
             setup = set_up(self._job, begun.layout)
             if isinstance(begun.outputs, Tally):
-                return _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
-            return self._carry_out(setup, begun.outputs)
+                result = _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
+            else:
+                result = self._carry_out(setup, begun.outputs)
+        for warning in () if self._is_reported else warnings(result):
+            logger.warning(warning)
+        return result
 
     def stop(self) -> None:
         # wait() looks at _stopped after it has set _coordinator: whichever comes first, one of both sees the other.
@@ -91,11 +100,12 @@ class Run:
                 self._work(setup, outputs, tally)
                 check_counts(self._job.graph, tally.counts)
                 outputs.check()
+                check_read(self._job.plan, tally.counts, setup.pools.rows)
             except BaseException as exc:
                 outputs.abandon(exc)
                 raise
             with uninterrupted():
-                outputs.publish()
+                outputs.publish(tally.counts)
         self.rows = {pcoll: _collected(tally, position) for position, pcoll in enumerate(self._job.graph.collect)}
         return _result(setup, tally, before, time.perf_counter() - started, rows_before=rows_before)
 

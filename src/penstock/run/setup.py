@@ -24,6 +24,7 @@ from penstock.run.pools import Machine, Pools, choose_pools, count_rows, surroun
 from penstock.run.schedule import Scheduler
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.steps.stage import Stage, Step
+from penstock.transport.packing import dump_step
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,10 @@ def list_sources(plan: Plan) -> list[Source[Any]]:
 
 def _pickled_step(step: Step) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(step.transform, protocol=5)
+        return dump_step(step.transform)
     except Exception as exc:
         raise NotShippableError(
             f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
             "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
             "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
         ) from exc
-    return data

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry, Span
 from penstock.batching.fixed import FixedBatches, Pieces
 from penstock.blocks import Block, is_table, join, row_count, rows_of, slice_rows
-from penstock.errors import StepError
+from penstock.errors import REPORT, AccountingError, StepError
 from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches
-from penstock.rows import row_error, safe_str, shorten, weigh_rows
+from penstock.rows import many, row_error, safe_str, shorten, weigh_rows
 from penstock.steps.operator import Operator
 
 
@@ -55,9 +55,7 @@ class MapBatchesOperator(Operator):
     def _call(self, batch: Block) -> None:
         try:
             made = self._fn(list(batch) if isinstance(batch, list) else batch)
-            if made is None:
-                raise TypeError("the function returned None; expected a list of rows or a pyarrow.Table")
-            made = _as_table(made) if _is_arrow(made) else list(made)
+            made = _as_block(made)
         except Exception as exc:
             first = shorten(rows_of(slice_rows(batch, 0, 1))[0])
             raise StepError(
@@ -81,14 +79,67 @@ class MapBatchesOperator(Operator):
             ) from exc
 
 
-def _is_arrow(made: Any) -> bool:
-    return type(made).__module__.startswith("pyarrow") and hasattr(made, "num_rows")
+def _as_block(made: Any) -> Block:
+    """What the function returned: rows, or columns as a table, a frame or a dict."""
+    if type(made) is list:
+        return made
+    if made is None:
+        raise TypeError("the function returned None; expected a list of rows, or columns: a pyarrow.Table, a frame, a dict")
+    if isinstance(made, Mapping):
+        return _block_of_columns(made)
+    if hasattr(made, "columns"):
+        return _table_of_frame(made)
+    if hasattr(made, "to_pylist"):  # one column of Arrow
+        return cast("list[Any]", made.to_pylist())
+    return list(many(made, "the function"))
 
 
-def _as_table(made: Any) -> Any:
+def _table_of_frame(frame: Any) -> Block:
+    """A frame or a record batch as a table. Of pandas' index only levels with a name are columns."""
     import pyarrow as pa
 
-    return pa.Table.from_batches([made]) if isinstance(made, pa.RecordBatch) else made
+    if isinstance(frame, pa.Table):
+        return frame
+    if not hasattr(frame, "iloc"):
+        return pa.table(frame)
+    named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
+    return pa.Table.from_pandas(named, preserve_index=False).replace_schema_metadata(None)
+
+
+def _block_of_columns(made: Mapping[Any, Any]) -> Block:
+    """Columns of numbers as a table, which shares them; other values as they are, row by row."""
+    import pyarrow as pa
+
+    lengths = {name: _length(column) for name, column in made.items()}
+    if None in lengths.values() or len(set(lengths.values())) != 1:
+        raise TypeError(
+            f"the function returned a dict, which is taken as columns, and its values are not lists or arrays of one length "
+            f"({shorten(lengths)}); for one row, return [row]"
+        )
+    if all(_is_plain_column(column) and isinstance(name, str) for name, column in made.items()):
+        return pa.table(dict(made))
+    columns = [_values(column) for column in made.values()]
+    return [dict(zip(made, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _length(column: Any) -> int | None:
+    if isinstance(column, (str, bytes, bytearray, Mapping)) or not hasattr(column, "__len__"):
+        return None
+    return len(column) if getattr(column, "ndim", 1) else None
+
+
+def _is_plain_column(column: Any) -> bool:
+    if type(column).__module__.startswith("pyarrow"):
+        return True
+    return type(column).__module__ == "numpy" and column.ndim == 1 and column.dtype.kind in "biuf"
+
+
+def _values(column: Any) -> Any:
+    """The values for rows: Python's own numbers and text where a column of an array library has such."""
+    if hasattr(column, "to_pylist"):
+        return column.to_pylist()
+    kind = getattr(getattr(column, "dtype", None), "kind", "")
+    return column.tolist() if getattr(column, "ndim", 0) == 1 and kind not in ("m", "M") else column
 
 
 class BatchElementsOperator(Operator):
@@ -97,8 +148,11 @@ class BatchElementsOperator(Operator):
         self._limits = transform.limits
         self._batches: FixedBatches[list[Any]] = FixedBatches(self._limits, by_length=False)
 
+        self._batched = 0  # rows of the bundle that have left
+
     def start(self) -> None:
         self._batches = FixedBatches(self._limits, by_length=False)
+        self._batched = 0
 
     def push(self, block: Block) -> None:
         rows = rows_of(block)
@@ -111,9 +165,13 @@ class BatchElementsOperator(Operator):
     def finish(self) -> None:
         self._emit_batches(self._batches.flush())
 
+        check_batched(self.label, self.count.rows_in, self._batched)
+
     def _emit_batches(self, batches: Iterator[Pieces[list[Any]]]) -> None:
         for pieces in batches:
-            self.emit([[row for rows, start, stop in pieces for row in rows[start:stop]]])
+            batch = [row for rows, start, stop in pieces for row in rows[start:stop]]
+            self._batched += len(batch)
+            self.emit([batch])
 
 
 class GroupIntoBatchesOperator(Operator):
@@ -122,8 +180,11 @@ class GroupIntoBatchesOperator(Operator):
         self._limits = transform.limits
         self._batcher: Batcher[tuple[Any, Any]] = Batcher(self._limits)
 
+        self._batched = 0  # rows of the bundle that have left
+
     def start(self) -> None:
         self._batcher = Batcher(self._limits)
+        self._batched = 0
 
     def push(self, block: Block) -> None:
         for row in rows_of(block):
@@ -135,6 +196,7 @@ class GroupIntoBatchesOperator(Operator):
     def finish(self) -> None:
         while (spans := self._batcher.take(0.0, flush=True)) is not None:
             self._emit(spans)
+        check_batched(self.label, self.count.rows_in, self._batched)
 
     def _entry(self, row: Any) -> Entry[tuple[Any, Any]]:
         try:
@@ -146,4 +208,11 @@ class GroupIntoBatchesOperator(Operator):
         return Entry((key, value), 1, weights=weights, group=key)
 
     def _emit(self, spans: list[Span[tuple[Any, Any]]]) -> None:
+        self._batched += len(spans)
         self.emit([(spans[0].entry.item[0], [span.entry.item[1] for span in spans])])
+
+
+def check_batched(step: str, taken: int, batched: int) -> None:
+    """The batches of a bundle hold all of its rows."""
+    if taken != batched:
+        raise AccountingError(f"step {step!r} took {taken} rows and put {batched} into batches; {REPORT}")

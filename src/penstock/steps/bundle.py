@@ -12,10 +12,19 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.blocks import Block, is_table, row_count
-from penstock.errors import InputError, NotShippableError, OutputError, PenstockError, StepError, TransientError
+from penstock.errors import (
+    AccountingError,
+    InputError,
+    NotShippableError,
+    OutputError,
+    PenstockError,
+    RefusedError,
+    StepError,
+    TransientError,
+)
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.sink import Part, Sink, Writer
@@ -25,7 +34,7 @@ from penstock.pipeline.graph import MAIN
 from penstock.rows import safe_str
 from penstock.steps.bundle_progress import Line
 from penstock.steps.inference_operator import InferenceOperator
-from penstock.steps.operator import Emit, Operator, RefusedError
+from penstock.steps.operator import Emit, Operator
 from penstock.steps.operators import make_operator
 from penstock.steps.stage import Outlet, Stage, Step
 from penstock.transport.packing import load_pickle
@@ -53,12 +62,20 @@ class Assignment:
     journaled: bool = False  # the run can be resumed
 
 
+class FinishedPart(NamedTuple):
+    """A part that lies aside."""
+
+    node: int  # the sink's
+    token: Any  # to publish
+    rows: int  # in it
+
+
 @dataclass(slots=True)
 class BundleResult:
     """What a bundle did. It counts only when the whole bundle did."""
 
     counts: dict[str, StepCount] = field(default_factory=dict)
-    parts: list[tuple[int, Any]] = field(default_factory=list)  # the sink's node, and the token to publish
+    parts: list[FinishedPart] = field(default_factory=list)
     rows_read: int = 0
     metrics: Metrics = field(default_factory=Metrics)  # of rows; those of batches are the sessions'
 
@@ -167,7 +184,7 @@ class StageRunner:
                 result.counts.setdefault(operator.label, StepCount()).add(operator.count)
                 result.metrics.merge(operator.metrics)
             if isinstance(operator, SinkOperator) and operator.token is not None:
-                result.parts.append((operator.outlet.target, operator.token))
+                result.parts.append(FinishedPart(operator.outlet.target, operator.token, operator.count.rows_in))
         return result
 
 
@@ -230,7 +247,16 @@ class SinkOperator(Operator):
         if self._writer is not None:
             with _writing(self.label, self._sink):
                 self.token = self._writer.close()
+                self._check_written(self._writer.rows_written)
             self._writer = None
+
+    def _check_written(self, rows: int | None) -> None:
+        given, written = self.count.rows_in, 0 if self.token is None else rows
+        if written is not None and written != given:
+            raise AccountingError(
+                f"sink {self.label!r} was given {given} rows, and its part has {written}; the defect is in the writer of "
+                f"{self._sink.describe()}: close() returns None, and rows_written is 0, for a part without rows alone"
+            )
 
     def abort(self) -> None:
         if self._writer is not None:
@@ -285,9 +311,11 @@ def load_copy(data: Any, label: str) -> Any:
 
 def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
     source = transform.traits().source
-    blocks = iter(source.read(load_copy(work.split, label)))
+    split = load_copy(work.split, label)
+    blocks: Iterator[Any] | None = None
     while True:
         try:
+            blocks = iter(source.read(split)) if blocks is None else blocks
             block = _as_block(next(blocks))
         except StopIteration:
             return
@@ -303,11 +331,18 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
 
 
 def _as_block(block: Any) -> Block:
-    if type(block) is list or hasattr(block, "num_rows"):
+    """What read() yielded. A NamedTuple is a row."""
+    if type(block) is list:
         return block
-    if isinstance(block, (list, tuple)):
+    if isinstance(block, list) or type(block) is tuple:
         return list(block)
-    raise TypeError(f"read() yielded {type(block).__name__}; expected a list of rows or a pyarrow.Table")
+    if type(block).__module__.startswith("pyarrow") and hasattr(block, "num_rows"):
+        import pyarrow as pa
+
+        return pa.Table.from_batches([block]) if isinstance(block, pa.RecordBatch) else block
+    raise TypeError(
+        f"read() yielded {type(block).__name__}; expected a list of rows or a pyarrow.Table: for one row, yield [row]"
+    )
 
 
 class Fan:

@@ -10,11 +10,12 @@ from itertools import chain, compress
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
+from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.retry import Tried
-from penstock.rows import map_rows, row_error, without
-from penstock.steps.operator import Operator, RefusedError
+from penstock.rows import many, map_rows, row_error, without
+from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
 
 
@@ -109,7 +110,7 @@ class GuardedFilter(GuardedOperator):
 
 class GuardedFlatMap(GuardedOperator):
     def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-        return lambda row: list(fn(row))
+        return lambda row: list(many(fn(row), "the function"))
 
     def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
         return list(chain.from_iterable(made))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.blocks import Block, row_count, rows_of
+from penstock.errors import RefusedError
 from penstock.inference.handling import HandlingStream
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
 from penstock.inference.ticket import Caller
 from penstock.inference.transform import RunInference
 from penstock.observe.metrics import MetricKey
-from penstock.steps.operator import Operator, RefusedError
+from penstock.steps.operator import Operator
 
 
 class InferenceOperator(Operator):

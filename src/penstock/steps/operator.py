@@ -6,27 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from penstock.blocks import Block, row_count
-from penstock.errors import NotShippableError
 from penstock.failures import Failure
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 
 Emit: TypeAlias = Callable[[Block], None]
-
-
-class RefusedError(NotShippableError):
-    """A block was emitted for another process, and cannot be packed. Nobody has been given any of it."""
-
-    def __init__(self, message: str, block: Block) -> None:
-        super().__init__(message)
-        self.block = block
-
-    def plainly(self) -> NotShippableError:
-        """The error without the block: it may travel."""
-        error = NotShippableError(str(self))
-        error.__cause__ = self.__cause__
-        return error
 
 
 class Operator:
@@ -46,6 +31,8 @@ class Operator:
         if rows:
             self._outputs[tag](block)
             self.count.rows_out += rows
+            if len(self._outputs) > 1:
+                self.count.count_tag(tag, rows)
 
     def packs(self, tag: str) -> bool:
         """Whether what is emitted here goes to another process straight away."""
@@ -56,6 +43,7 @@ class Operator:
         if not failed:
             return
         self.count.rows_failed += len(failed)
+        self.count.count_tag(tag, len(failed))
         for _, failure in failed:
             self.count.count_error(failure.error_type, failure.message)
             self.count.kinds[failure.kind] = self.count.kinds.get(failure.kind, 0) + 1

@@ -14,7 +14,7 @@ from penstock.blocks import Block, Pacer, rows_of
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
-from penstock.rows import CAUGHT, map_rows, row_error
+from penstock.rows import CAUGHT, many, map_rows, row_error
 from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
 from penstock.steps.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap
 from penstock.steps.inference_operator import InferenceOperator
@@ -76,7 +76,7 @@ class FlatMapOperator(Operator):
         for row in rows:
             self.count.rows_in += 1
             try:
-                items = iter(self._fn(row))
+                items = iter(many(self._fn(row), "the function"))
                 while True:
                     made.extend(islice(items, self._pacer.rows - len(made)))
                     if len(made) < self._pacer.rows:

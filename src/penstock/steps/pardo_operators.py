@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
-from penstock.errors import PenstockError, StepError
+from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.transforms import ParDo, TaggedOutput
-from penstock.rows import CAUGHT, row_error, safe_str, without
+from penstock.rows import CAUGHT, row_error, rows_made, safe_str, without
 from penstock.steps.failing_rows import RowGuard, saw_made
-from penstock.steps.operator import Operator, RefusedError
+from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
 
 
@@ -42,21 +42,21 @@ class ParDoOperator(Operator):
             except CAUGHT as exc:
                 raise row_error(self.label, row, exc) from exc
             if items is not None:
-                self._take(items, lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
+                self._take(items, "process()", lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
         self._emit_all()
 
     def finish(self) -> None:
         items = self._guarded("finish_bundle", self._dofn.finish_bundle)
         if items is not None:
-            self._take(items, lambda exc: self._error("finish_bundle", exc))
+            self._take(items, "finish_bundle()", lambda exc: self._error("finish_bundle", exc))
         self._emit_all()
 
     def teardown(self) -> None:
         self._guarded("teardown", self._dofn.teardown)
 
-    def _take(self, items: Iterable[Any], error: Callable[[BaseException], StepError]) -> None:
+    def _take(self, items: Any, giver: str, error: Callable[[BaseException], StepError]) -> None:
         try:
-            iterator = self._iterator(items)
+            iterator = rows_made(items, giver)
         except TypeError as exc:
             raise error(exc) from exc.__cause__
         while True:
@@ -67,12 +67,6 @@ class ParDoOperator(Operator):
             except CAUGHT as exc:
                 raise error(exc) from exc
             self._put(item, error)
-
-    def _iterator(self, items: Iterable[Any]) -> Iterator[Any]:
-        try:
-            return iter(items)
-        except TypeError as exc:
-            raise TypeError(f"process() returned {type(items).__name__}; expected an iterable of rows, or None") from exc
 
     def _tagged(self, item: Any) -> tuple[str, Any]:
         tag, value = (item.tag, item.value) if type(item) is TaggedOutput else (MAIN, item)
@@ -136,7 +130,7 @@ class GuardedParDo(ParDoOperator):
     def _made_of_row(self, row: Any) -> list[tuple[str, Any]]:
         """All that process() gives for a row, each with its output."""
         items = self._dofn.process(row, *self._args, **self._kwargs)
-        return [] if items is None else [self._tagged(item) for item in self._iterator(items)]
+        return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
 
     def _give(self, made: list[Any], failed: dict[int, Failure]) -> None:
         """By output. One that packs comes first: it may refuse. Where several do, each is looked at before."""

@@ -70,15 +70,15 @@ class _SinkCheck:
     def write(self, name: str, n: int, attempt: int = 1) -> Any:
         writer = self.open(name, attempt)
         self.fill(writer, n)
-        return self.close(writer)
+        return self.close(writer, n)
 
     def write_two_attempts(self, name: str, n: int) -> Any:
         """Two attempts at one part that overlap in time; the token of the second one."""
         slow, quick = self.open(name, 1), self.open(name, 2)
         self.fill(slow, n)
         self.fill(quick, n)
-        self.close(slow)
-        return self.close(quick)
+        self.close(slow, n)
+        return self.close(quick, n)
 
     def fill(self, writer: Any, n: int) -> None:
         rows = self.rows_of(n)
@@ -86,9 +86,13 @@ class _SinkCheck:
         writer.write(rows[:1])
         writer.write(rows[1:])
 
-    def close(self, writer: Any) -> Any:
+    def close(self, writer: Any, n: int) -> Any:
         token = writer.close()
         expect(token is not None, f"{self.name}: close() returned None for a part with rows; expected a token")
+        given = len(self.rows_of(n))
+        expect(
+            writer.rows_written in (None, given), f"{self.name}: rows_written is {writer.rows_written}; it was given {given}"
+        )
         try:
             return pickle.loads(pickle.dumps(token))
         except Exception as exc:

@@ -7,6 +7,7 @@ import pickle
 import struct
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -32,6 +33,39 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return _tensor_of, (obj.contiguous().view(torch.int16).numpy(), True)
             return _tensor_of, (obj.contiguous().numpy(),)
         return super().reducer_override(obj)
+
+
+class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """For what a step refers to. cloudpickle copies a text file that is open for reading: each copy would read it all."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):
+            for held in _held_by_name(obj):
+                _refuse_open(held)
+        _refuse_open(obj)
+        return super().reducer_override(obj)
+
+
+def _held_by_name(function: types.FunctionType) -> list[Any]:
+    """What a function refers to and that does not travel with it if it can be imported by name."""
+    names = (name for name in function.__code__.co_names if name in function.__globals__)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [*(function.__globals__[name] for name in names), *defaults]
+
+
+def _refuse_open(thing: Any) -> None:
+    if not isinstance(thing, io.IOBase) or isinstance(thing, (io.BytesIO, io.StringIO)) or thing.closed:
+        return
+    if thing not in (sys.stdout, sys.stderr) and thing.readable():
+        name = getattr(thing, "name", type(thing).__name__)
+        raise TypeError(f"the file {name!r} is open for reading, and each copy of the step would have its own place in it")
+
+
+def dump_step(step: Any) -> bytes:
+    """A step, with all that it refers to."""
+    with io.BytesIO() as file:
+        _StepPickler(file, protocol=5).dump(step)
+        return file.getvalue()
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:

@@ -9,7 +9,15 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.journal.identity.bytecode import Name
@@ -23,7 +31,10 @@ PLAIN = {bool, bytes, complex, float, int, str, type(None), type(Ellipsis), type
 SCALARS = str, bytes, int, float, complex
 _BASES_WITHOUT_STATE = {"abc", "builtins", "typing"}  # modules
 _NAMESPACES = {"argparse.Namespace", "argparse._AttributeHolder", "types.SimpleNamespace"}
-_KNOWN = BuiltinFunctionType, FunctionType, MappingProxyType, deque, dict, enum.Enum, frozenset, list, set, tuple, type
+_KNOWN = (
+    *(BuiltinFunctionType, FunctionType, MethodWrapperType, MappingProxyType, type),
+    *(deque, dict, enum.Enum, frozenset, list, set, tuple),
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 
 

@@ -23,7 +23,7 @@ from penstock.journal.identity.modules import DIGEST_BYTES
 from penstock.journal.identity.values import VALUE, digests, fingerprint
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches, ParDo
+from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, ParDo
 from penstock.run.plan import Plan
 from penstock.steps.stage import Outlet, Stage, Step
 
@@ -120,8 +120,6 @@ def _attributes(transform: PTransform[Any, Any]) -> dict[str, Any]:
     if isinstance(transform, Write):
         return _public(transform.sink, {"path", "overwrite"})
     found = {name: value for name, value in vars(transform).items() if name not in _NOT_OF_ROWS}
-    if isinstance(transform, MapBatches):
-        found.pop("batch_size")
     if isinstance(transform, (BatchElements, GroupIntoBatches)):
         limits = found.pop("limits")
         found |= {"batch size": limits.max_size, "batch weight": limits.max_weight, "element_size_fn": limits.weigh}

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, Protocol, TypeAlias
 
 from penstock.journal.identity.bytecode import cells_set, guards, operations, signature_of
@@ -88,22 +96,25 @@ class Writer:
         if isinstance(value, memoryview):
             self.token("bytes", value)
         elif isinstance(value, enum.Enum):
-            self.token("enum", type(value).__name__)
+            self.definition(type(value))
             self.items([value.name, value.value])
         elif isinstance(value, (type, FunctionType)):
             self.definition(value)
         elif isinstance(value, (dict, MappingProxyType)):
             self._type(value, dict)
+            self.items([value.default_factory] if isinstance(value, defaultdict) else [])
             self._dict(value)
         elif isinstance(value, (list, tuple, deque)):
             self._type(value, list, tuple)
+            self.items([value.maxlen] if isinstance(value, deque) else [])
             self.items(value)
         elif isinstance(value, (set, frozenset)):
+            self._type(value, set, frozenset)
             self._set(value)
         elif isinstance(value, MethodType):
             self.token("method", value.__func__.__name__ if hasattr(value.__func__, "__name__") else "")
             self.items([value.__self__, value.__func__])
-        elif isinstance(value, BuiltinFunctionType):
+        elif isinstance(value, (BuiltinFunctionType, MethodWrapperType)):
             self.token("builtin", name_of(value))
             self.items([] if isinstance(value.__self__, (ModuleType, type(None))) else [value.__self__])
         elif isinstance(value, ModuleType):
@@ -113,7 +124,9 @@ class Writer:
             self.token("wrapped", type(value).__name__)
             self.write(wrapped)
         elif (form := form_of(value)) is not None:
-            self.items([*form, *([type(value)] if is_users_class(type(value)) else [])])
+            self.items(form)
+            if is_users_class(type(value)):
+                self._instance(value)
         elif isinstance(value, SCALARS):
             self._type(value)
             scalar: Any = next(each for each in SCALARS if isinstance(value, each))
