@@ -210,6 +210,26 @@ def test_ctrl_c_while_publishing_waits_for_the_end(tmp_path):
     assert (tmp_path / "finished-True").exists()
 
 
+class Interrupted(Renames):
+    """A sink whose clean-up is interrupted, again and again."""
+
+    def finish(self, run, published):
+        interrupt()
+        interrupt()
+        super().finish(run, published)
+
+
+def test_ctrl_c_again_does_not_interrupt_the_clean_up(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    p = ps.Pipeline(workers=0)
+    p | ps.Create(range(8000)) | ps.Map(lambda row: interrupt()) | ps.Write(Interrupted(out, 0, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        p.run()
+    assert (tmp_path / "finished-False").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_trouble_while_publishing_keeps_what_is_aside(tmp_path):
     out = tmp_path / "out"
     out.mkdir()

@@ -242,8 +242,8 @@ def hanging(tmp_path):
     """A run whose workers hang: its process, the pids of its workers, and the folders to look at."""
     running = []
 
-    def start(workers, gil=False):
-        marks, temporary, out = tmp_path / "marks", tmp_path / "tmp", tmp_path / "out"
+    def start(workers, gil=False, out="out"):
+        marks, temporary, out = tmp_path / "marks", tmp_path / "tmp", tmp_path / out
         marks.mkdir()
         temporary.mkdir()
         script = tmp_path / "script.py"
@@ -297,6 +297,26 @@ def test_signals_leave_nothing_behind(hanging, number, workers):
         assert "KeyboardInterrupt" in errors
     else:
         assert process.returncode == -number
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_held_down_leaves_nothing_behind(hanging, workers):
+    process, pids, folders = hanging(workers)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        threading.Event().wait(0.0005)
+    wait_until(lambda: all(map(is_gone, pids)), 5)
+    wait_until(lambda: nothing_is_left(folders), 5)
+
+
+def test_a_killed_run_removes_no_folder_but_its_own(hanging, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "theirs").touch()
+    process, pids, folders = hanging(2, out="out::v2")
+    process.kill()
+    wait_until(lambda: all(map(is_gone, pids)), 5)
+    wait_until(lambda: nothing_is_left(folders), 5)
+    assert os.listdir(tmp_path / "out") == ["theirs"]
 
 
 def test_workers_that_hold_the_gil_end_with_a_killed_coordinator(hanging):

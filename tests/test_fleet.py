@@ -16,7 +16,7 @@ from penstock.run.fleet import Died, Done, Failed, FleetSpec, Progress, Ready
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd
 from penstock.run.schedule import ATTEMPTS
-from penstock.run.setup import Job, lay_out, list_sources, set_up
+from penstock.run.setup import Job, lay_out, list_inputs, set_up
 from penstock.steps.bundle import BundleResult
 from penstock.transport.reports import ErrorReport
 
@@ -55,12 +55,12 @@ def set_up_for(workers):
     p = ps.Pipeline(workers=workers)
     p | ps.Create([1, 2, 3]) | ps.Map(str)
     job = Job(Graph(p._nodes), p.options, ps.LocalEngine())
-    return job, set_up(job, lay_out(job, list_sources(job.plan))[0])
+    return job, set_up(job, lay_out(job, list_inputs(job.plan))[0])
 
 
 def coordinate(script, watch=None, tally=None):
     _, setup = set_up_for(workers=1)
-    Coordinator(setup, Scripted(script), AtTheEnd("run", {}, ()), tally or Tally(), watch).run()
+    Coordinator(setup, Scripted(script), AtTheEnd("run", {}, list_inputs(setup.job.plan)), tally or Tally(), watch).run()
     return setup.scheduler
 
 

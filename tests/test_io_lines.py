@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.blocks import MAX_ROWS, Block
 from penstock.errors import InputError, UsageError
 from penstock.io import lines
-from penstock.io.files import InputFile, list_files
+from penstock.io.files import InputFile, list_files, open_input
 from penstock.io.jsonl import ReadFromJsonl
 from penstock.io.lines import LineRange, ReadFromText, TextSource, cut_lines, line_runs
 from penstock.io.source import Source, SplitGoal
@@ -227,6 +227,20 @@ def test_hidden_files_do_not_count(tmp_path: Path) -> None:
 def test_a_name_with_wildcards_in_it_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "what[1].txt").write_text("yes")
     assert rows(text(tmp_path / "what[1].txt")) == ["yes"]
+
+
+def test_colons_in_a_local_name_are_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("of b\n")
+    (tmp_path / "b::c.txt").write_text("of c\n")
+    assert rows(ReadFromText(tmp_path).source) == ["of b", "of c"]
+    assert rows(ReadFromText(tmp_path / "b::c.txt").source) == ["of c"]
+    assert rows(ReadFromText(f"file://{tmp_path}/b::c.txt").source) == ["of c"]
+
+
+def test_colons_join_addresses_where_one_wraps_another(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("wrapped\n")
+    with open_input(f"simplecache::file://{tmp_path}/in.txt") as file:
+        assert file.read() == b"wrapped\n"
 
 
 def test_empty_files_have_no_rows(tmp_path: Path) -> None:

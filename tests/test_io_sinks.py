@@ -13,6 +13,8 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
@@ -21,9 +23,11 @@ from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
-from penstock.io.sink import Part, Sink, Write, Writer
+from penstock.io.sink import Part, Sink, Write, Writer, part_name
 from penstock.io.source import Read, SplitGoal
 from penstock.rows import PredictionResult
+from penstock.steps.bundle import Assignment, SinkOperator
+from penstock.steps.stage import Outlet
 from penstock.testing import check_sink
 
 FORMATS: list[tuple[Any, Any, Callable[[int], Any]]] = [
@@ -107,6 +111,68 @@ def test_overwrite_replaces_all_earlier_parts(tmp_path: Path) -> None:
     write_all(WriteToText(tmp_path, overwrite=True), ["new"], run="second")
     assert sorted(os.listdir(tmp_path)) == ["part-00000.txt", "part-notes.md"]
     assert (tmp_path / "part-00000.txt").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("name", ["part-time.txt", "part-00000-of-00001.txt"])
+def test_overwrite_removes_no_files_that_others_wrote(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("somebody's\n")
+    with pytest.raises(OutputError, match=f"{name} is there, which was not written by Penstock"):
+        write_all(WriteToText(tmp_path, overwrite=True), ["new"])
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("start", ["", "file://"])
+@pytest.mark.parametrize("published", [False, True])
+def test_a_folder_whose_name_begins_alike_is_left_alone(tmp_path: Path, start: str, published: bool) -> None:
+    """fsspec takes what follows a "::" for another address: so X/out::v2 was X/out."""
+    write_all(WriteToText(tmp_path / "out"), ["somebody's"])
+    sink = WriteToText(f"{start}{tmp_path}/out::v2").sink
+    assert sink.aside("second") == (f"{tmp_path}/out::v2/.penstock-second",), "this is removed if the run is killed"
+    sink.prepare("second")
+    token = write_part(sink, "00000", ["new"], run="second")
+    if published:
+        sink.publish(token)
+    else:
+        sink.clean("second")
+    sink.finish("second", published)
+    assert read_back(ReadFromText(tmp_path / "out")) == ["somebody's"]
+    assert read_back(ReadFromText(tmp_path / "out::v2")) == ["new"] * published
+
+
+@pytest.mark.parametrize("path", ["memory://colons/out::v2", "dir://out::memory://colons"])
+def test_colons_in_the_address_of_another_store(path: str) -> None:
+    write_all(WriteToText("memory://colons/out"), ["somebody's"])
+    if path.startswith("dir"):
+        with pytest.raises(OutputError, match="files cannot be put there by name"):
+            write_all(WriteToText(path, overwrite=True), ["new"])
+    else:
+        write_all(WriteToText(path), ["new"])
+        assert read_back(ReadFromText(f"{path}/part-00000.txt")) == ["new"]
+    assert fsspec.filesystem("memory").find("/colons") == ["/colons/out/part-00000.txt"]
+    fsspec.filesystem("memory").rm("/colons", recursive=True)
+
+
+@given(st.lists(st.lists(st.integers(0, 10**8) | st.integers(99_990, 100_010), min_size=2, max_size=2)))
+def test_names_of_parts_sort_in_the_order_of_the_rows(keys: list[list[int]]) -> None:
+    names = [f"part-{part_name(key)}.txt" for key in keys]
+    assert [name for _, name in sorted(zip(keys, names, strict=True))] == sorted(names)
+
+
+def test_parts_are_read_in_order_beyond_five_digits(tmp_path: Path) -> None:
+    sink = WriteToText(tmp_path).sink
+    sink.prepare("run")
+    for number in (9, 99_999, 100_000, 1_000_000):
+        runner = SinkOperator("write", sink, Outlet("sink", 0, (), ""))
+        runner.work = Assignment("run", (number,), 1, 0)
+        runner.start()
+        runner.push([str(number)])
+        runner.finish()
+        sink.publish(runner.token)
+    sink.finish("run", True)
+    assert read_back(ReadFromText(tmp_path)) == ["9", "99999", "100000", "1000000"]
+    assert min(os.listdir(tmp_path)) == "part-00009.txt"
+    write_all(WriteToText(tmp_path, overwrite=True), ["new"], run="second")
+    assert os.listdir(tmp_path) == ["part-00000.txt"]
 
 
 def test_a_failed_run_leaves_earlier_output_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import threading
@@ -349,9 +350,25 @@ def test_after_an_output_was_replaced_new_files_are_published_split_by_split(fol
 def test_the_manifest_shows_no_rows_of_an_error(folder):
     fails(folder, "1-1000")
     [session] = manifest_of(folder)["sessions"]
-    assert session["error"].endswith("stopped")
-    assert "\n" not in session["error"]
+    assert session["error"] == "StepError: step 'work': ValueError"
     assert "1-1000" not in (folder / "run" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("options", [{}, {"fresh": True}])
+@pytest.mark.parametrize("name", ["lock", "manifest.json", "journal.db"])
+def test_files_of_others_in_the_folder_of_a_run_are_left_alone(folder, name, options):
+    theirs = folder / "run" / name
+    theirs.parent.mkdir()
+    if name == "journal.db":
+        with contextlib.closing(sqlite3.connect(theirs)) as db:
+            db.execute("CREATE TABLE diary (day TEXT)")
+    else:
+        theirs.write_text('{"name": "somebody\'s"}')
+    before = theirs.read_bytes()
+    with pytest.raises(OutputError, match=f"{name} is there, and is not of a run"):
+        copied(folder, **options)
+    assert theirs.read_bytes() == before
+    assert not (folder / "out").exists()
 
 
 def test_after_new_files_no_number_of_rows_is_told_as_all(tmp_path, capsys):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import traceback
+from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.errors import InputError, OutputError, TransientError
 from penstock.handlers.sklearn import SklearnModelHandlerNumpy
+from penstock.io.files import list_files, without_secrets
 
 
 @pytest.fixture
@@ -240,3 +244,129 @@ def test_a_full_disk(pipeline, tmp_path):
     with pytest.raises(TransientError, match="step 'w': writing to /dev/full failed: OSError: .*No space left"):
         p.run()
     assert (tmp_path / "aborted").exists()
+
+
+# Files that change, files that are both read and replaced.
+
+
+def append(path):
+    with open(path, "a") as file:
+        file.write("one more\n")
+
+
+def truncate(path):
+    os.truncate(path, 1000)
+
+
+def put_another(path):
+    Path(f"{path}.new").write_text("other\n")
+    os.replace(f"{path}.new", path)
+
+
+class Whole(ps.Source):
+    """A source that says which files it reads, but not which of its splits reads which."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def inputs(self):
+        return list_files(self.path)
+
+    def splits(self, goal):
+        return [0]
+
+    def read(self, split):
+        yield Path(self.path).read_text().splitlines()
+
+
+def read_whole(path):
+    return ps.Read(Whole(path))
+
+
+@pytest.mark.parametrize(
+    ("read", "change"),
+    [*((ps.ReadFromText, change) for change in (append, truncate, put_another, os.remove)), (read_whole, append)],
+)
+def test_an_input_that_changes_while_it_is_read_ends_the_run(pipeline, tmp_path, out, read, change):
+    path = str(tmp_path / "in.txt")
+    Path(path).write_text("".join(f"{n}\n" for n in range(20_000)))
+
+    def change_it(row):
+        if row == "7":
+            change(path)
+        return row
+
+    p = pipeline()
+    p | read(path) | ps.Map(change_it) | ps.WriteToText(out)
+    with pytest.raises(InputError, match=r"in\.txt"):
+        p.run()
+    assert leaves_nothing(out)
+
+
+def test_a_link_to_a_part_of_the_output_is_not_replaced_while_it_is_read(pipeline, tmp_path, out):
+    with pipeline() as p:
+        p | ps.Create(["a"]) | ps.WriteToText(out)
+    (tmp_path / "in.txt").symlink_to(out / "part-00000.txt")
+    p = pipeline()
+    p | ps.ReadFromText(tmp_path / "in.txt") | ps.WriteToText(out, overwrite=True)
+    with pytest.raises(OutputError, match=r"would replace 1 file\(s\) that this pipeline reads"):
+        p.run()
+    assert (out / "part-00000.txt").read_text() == "a\n"
+
+
+# Addresses with secrets in them.
+
+SIGNED = "memory://store/rows.jsonl?X-Amz-Signature=SECRET/SECRET&X-Amz-Date=1"
+
+
+@pytest.fixture
+def signed():
+    store, path = fsspec.filesystem("memory"), SIGNED.removeprefix("memory:/")
+    yield lambda text: store.pipe(path, text.encode())
+    store.rm("/", recursive=True)
+
+
+def test_the_signature_of_an_address_is_in_nothing_that_is_shown_or_kept(signed, tmp_path, out, capfd):
+    signed('{"x": 1}\n')
+    with ps.Pipeline(workers=0, run_dir=tmp_path / "run") as p:
+        p | ps.ReadFromJsonl(SIGNED) | ps.WriteToJsonl(out)
+    shown = [p.explain(), repr(p.result), (tmp_path / "run" / "manifest.json").read_text(), *capfd.readouterr()]
+    assert p.result.counts["ReadFromJsonl(rows.jsonl?...)"].rows_out == 1
+    assert "SECRET" not in "".join(shown)
+
+
+@pytest.mark.parametrize("text", [None, '{"x": \n', '{"x": \n' * 50_000])
+@pytest.mark.parametrize("journaled", [False, True])
+def test_errors_do_not_show_the_signature_of_an_address(signed, tmp_path, out, text, journaled):
+    if text is not None:
+        signed(text)
+    p = ps.Pipeline(workers=0, **({"run_dir": tmp_path / "run"} if journaled else {}))
+    p | ps.ReadFromJsonl(SIGNED) | ps.WriteToJsonl(out)
+    with pytest.raises(InputError, match=r"memory:///?store/rows\.jsonl\?\.\.\.") as caught:
+        p.run()
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:p@ss@host/a/b.csv?token", "https://host/a/b.csv?..."),
+        ("s3://bucket/key?versionId=3", "s3://bucket/key?..."),
+        ("s3://bucket/part-?.jsonl", "s3://bucket/part-?.jsonl"),
+        ("/folder/a?b=c", "/folder/a?b=c"),
+        (
+            "no 'https://host/a?sig=x/y'; see\nhttps://host/b?sig=z again",
+            "no 'https://host/a?...'; see\nhttps://host/b?... again",
+        ),
+    ],
+)
+def test_what_is_shown_of_an_address(text, shown):
+    assert without_secrets(text) == shown
+
+
+def test_a_model_s_answers_do_not_hold_the_signature_of_its_address():
+    handler = SklearnModelHandlerNumpy(SIGNED)
+    assert handler.model_id() == "memory://store/rows.jsonl?..."
+    with pytest.raises(InputError, match="model file") as caught:
+        handler.load_model()
+    assert "SECRET" not in str(caught.value)

@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from typing import BinaryIO, cast
 
 from penstock.errors import InputError
+from penstock.io.files import store_of, without_secrets
 
 
 def open_model_file(path: str | PathLike[str]) -> BinaryIO:
@@ -13,19 +14,18 @@ def open_model_file(path: str | PathLike[str]) -> BinaryIO:
 
     Called in the process that loads the model: the path must be readable there, not where the pipeline was built.
     """
-    import fsspec
-
+    shown = repr(without_secrets(str(path)))
     try:
-        filesystem, inner_path = fsspec.core.url_to_fs(fspath(path))
+        filesystem, inner_path = store_of(fspath(path), InputError)
         return cast(BinaryIO, filesystem.open(inner_path, "rb"))
     except FileNotFoundError as exc:
         raise InputError(
-            f"model file {str(path)!r} does not exist; expected a file that the process that loads the model can read: "
+            f"model file {shown} does not exist; expected a file that the process that loads the model can read: "
             "check the spelling, or give an absolute path or a URL such as 's3://bucket/model'"
         ) from exc
     except IsADirectoryError as exc:
-        raise InputError(f"model file {str(path)!r} is a directory; give the path of one file in it") from exc
+        raise InputError(f"model file {shown} is a directory; give the path of one file in it") from exc
     except PermissionError as exc:
-        raise InputError(f"model file {str(path)!r} may not be read by this user; change its permissions: {exc}") from exc
-    except (ImportError, ValueError) as exc:  # fsspec: a protocol it does not know, or whose package is missing
-        raise InputError(f"model file {str(path)!r} cannot be opened: {exc}") from exc
+        raise InputError(f"model file {shown} may not be read by this user; change its permissions: {exc}") from exc
+    except InputError as exc:
+        raise InputError(f"model file {exc}") from exc.__cause__

@@ -19,6 +19,7 @@ except ModuleNotFoundError as exc:
 from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
 from penstock.handlers.pytorch_running import Move, run_on
 from penstock.inference.handler import ModelHandler
+from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
 
 ExampleT = TypeVar("ExampleT")
@@ -255,7 +256,7 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
         return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
 
     def model_id(self) -> str:
-        return self._source.path
+        return without_secrets(self._source.path)
 
     def model_files(self) -> Sequence[str]:
         return (self._source.path,)

@@ -14,6 +14,7 @@ import torch
 
 from penstock.errors import InputError, UsageError
 from penstock.handlers.model_files import open_model_file
+from penstock.io.files import hiding_secrets
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ModelSource:
 
     def load(self, device: torch.device) -> torch.nn.Module:
         """The model on the device, in evaluation mode. Raises InputError or UsageError when the file does not fit."""
-        with open_model_file(self.path) as file:
+        with hiding_secrets([self.path]), open_model_file(self.path) as file:
             if self.model_class is not None:
                 model = self._model_with_weights(self.model_class(**(self.model_params or {})), file)
                 return model.eval().requires_grad_(False).to(device)

@@ -20,6 +20,7 @@ from penstock.handlers.sklearn_data import (
 )
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
 from penstock.inference.handler import ModelHandler
+from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         return _as_column(_answers(self._inference_fn(model, data, inference_args), table.num_rows))
 
     def model_id(self) -> str:
-        return str(self._model_uri)
+        return without_secrets(str(self._model_uri))
 
     def model_files(self) -> Sequence[str]:
         return (str(self._model_uri),)

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.errors import InputError, MissingPackageError, UsageError
 from penstock.handlers.model_files import open_model_file
+from penstock.io.files import hiding_secrets, without_secrets
 
 
 class ModelFileType(enum.Enum):
@@ -25,15 +26,15 @@ def check_trust(uri: str, file_type: object, trusted: bool) -> None:
         raise UsageError(f"model_file_type={file_type!r}: expected one of {expected}")
     if file_type is not ModelFileType.SKOPS and not trusted:
         raise UsageError(
-            f"{str(uri)!r} is a {file_type.value} file, and loading it can run any code that is in it; pass "
-            "trusted=True if you made the file or trust who did, or save the model with skops.io.dump(model, path) and "
+            f"{without_secrets(str(uri))!r} is a {file_type.value} file, and loading it can run any code that is in it; "
+            "pass trusted=True if you made the file or trust who did, or save the model with skops.io.dump(model, path) and "
             "load it with ModelFileType.SKOPS"
         )
 
 
 def load_estimator(uri: str, file_type: ModelFileType, trusted: bool) -> Any:
     """The model in the file. Raises InputError when the file is missing or is not what its type says."""
-    with open_model_file(uri) as file:
+    with hiding_secrets([uri]), open_model_file(uri) as file:
         try:
             if file_type is ModelFileType.SKOPS:
                 return _load_skops(uri, file.read(), trusted)

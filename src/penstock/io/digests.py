@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.io.files import store_of
+from penstock.io.files import open_cause, store_of, without_secrets
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
@@ -38,4 +38,5 @@ def _digest_of(path: str | os.PathLike[str], kind: Callable[[], Any]) -> str:
         with fs.open(inner, "rb") as file:
             return str(hashlib.file_digest(file, kind).hexdigest())
     except OSError as exc:
-        raise InputError(f"{os.fspath(path)}: cannot be read: {exc}; check the path and the right to read it") from exc
+        told = without_secrets(f"{os.fspath(path)}: cannot be read: {exc}")
+        raise InputError(f"{told}; check the path and the right to read it") from open_cause(exc)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
+import inspect
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from penstock.errors import InputError, MissingInputError, UsageError
+from penstock.errors import InputError, MissingInputError, PenstockError, UsageError
+from penstock.rows import safe_str
 
 PieceT = TypeVar("PieceT")
+
+_USER = re.compile(r"://[^/\s'\"]*@")
+# The query of a web address; of another URL, where "?" may be a wildcard, only what looks like one. It ends with the
+# text, or at a space, or at the quote behind a URL.
+_QUERY = re.compile(r"""(https?://[^?\s]*)?\?(?(1)|(?=[^/?\s]*=))(?:[^\s'"]|['"](?![\s,;:)\]>]|$))*""")
 
 COMPRESSIONS: dict[str, Any] = {".gz": "gzip", ".zst": "zstd"}  # by the end of the name
 
@@ -36,26 +44,70 @@ def checked_path(path: str | os.PathLike[str], step: str) -> str:
 
 
 def short_name(path: str) -> str:
-    """The last part of a path, for labels."""
-    return path.rsplit("/", 1)[-1]
+    """The last part of a path, for labels. Never a secret."""
+    return without_secrets(path).rsplit("/", 1)[-1]
 
 
 def without_secrets(text: str) -> str:
-    """A URL without its password, and without a signature at its end; any other path as it is."""
+    """A path, or a text that names some, with every URL in it without user, password and query. Anything else as it is."""
     if "://" not in text:
         return text
-    return re.sub(r"\?[^/?]*=.*$", "?...", re.sub(r"://[^/@\s]*@", "://", text))
+    return _QUERY.sub(r"\1?...", _USER.sub("://", text))
+
+
+@contextlib.contextmanager
+def hiding_secrets(paths: Iterable[str]) -> Iterator[None]:
+    """Errors of Penstock that leave this block do not tell the secrets of these paths."""
+    try:
+        yield
+    except PenstockError as exc:
+        text = str(exc)
+        for path in paths:
+            text = text.replace(path, without_secrets(path))
+        if text != str(exc):
+            exc.args = (text,)
+            raise exc from None  # what led to it names the path as well
+        raise
+
+
+def open_cause(exc: BaseException) -> BaseException | None:
+    """An error as the cause of another, unless it would show a secret of a URL."""
+    text = safe_str(exc)
+    return exc if without_secrets(text) == text else None
 
 
 def store_of(path: str, error: type[UsageError]) -> tuple[Any, str]:
-    """The fsspec file system that a path belongs to, and the path inside it."""
-    from fsspec.core import url_to_fs
+    """The fsspec file system that a path belongs to, and the path inside it.
+
+    "::" joins URLs only behind a protocol that wraps another one ("simplecache::s3://bucket/rows"). Anywhere else, and in
+    every local path, it is part of a name: fsspec's own parser would drop all that follows it.
+    """
+    from fsspec.core import split_protocol, url_to_fs
+    from fsspec.registry import filesystem, get_filesystem_class
 
     try:
-        fs, inner = url_to_fs(path)
+        if "://" not in path:
+            fs = filesystem("file")
+        elif _is_chained(path):
+            return cast("tuple[Any, str]", url_to_fs(path))
+        else:
+            protocol = split_protocol(path)[0]
+            fs = filesystem(protocol, **get_filesystem_class(protocol)._get_kwargs_from_urls(path))
     except (ImportError, ValueError) as exc:
-        raise error(f"{path}: {exc}; expected a local path, or a URL whose fsspec package is installed") from exc
-    return fs, inner
+        told = without_secrets(f"{path}: {exc}")
+        raise error(f"{told}; expected a local path, or a URL whose fsspec package is installed") from open_cause(exc)
+    return fs, fs._strip_protocol(path)
+
+
+def _is_chained(url: str) -> bool:
+    """Whether its first protocol is one that wraps another."""
+    from fsspec.registry import get_filesystem_class
+
+    first, joined, _ = url.partition("::")
+    if not joined:
+        return False
+    store = get_filesystem_class(first.partition("://")[0])
+    return any("target_protocol" in inspect.signature(each.__init__).parameters for each in store.__mro__)
 
 
 def is_local(fs: Any) -> bool:
@@ -65,7 +117,7 @@ def is_local(fs: Any) -> bool:
 
 
 def place_of(path: str) -> str:
-    """One name for a file, however it was spelled, without secrets."""
+    """One name for a file, however it was spelled and whatever links lead to it, without secrets."""
     if "://" not in path:
         return _local_place(path)
     fs, inner = store_of(path, InputError)
@@ -73,6 +125,8 @@ def place_of(path: str) -> str:
 
 
 def _local_place(path: str) -> str:
+    if os.path.islink(path):
+        return os.path.realpath(path)
     folder, name = os.path.split(path)
     return os.path.join(real_folder(folder), name)
 
@@ -93,7 +147,8 @@ def list_files(pattern: str) -> list[InputFile]:
     try:
         found = _find(fs, root, pattern)
     except OSError as exc:
-        raise InputError(f"{pattern}: cannot be listed: {exc}; check the path and the right to read it") from exc
+        told = without_secrets(f"{pattern}: cannot be listed: {exc}")
+        raise InputError(f"{told}; check the path and the right to read it") from open_cause(exc)
     return [_input_file(fs, path, found[path]) for path in sorted(found)]
 
 
@@ -121,7 +176,7 @@ def _find(fs: Any, root: str, pattern: str) -> dict[str, Any]:
     else:
         found, advice = {}, "there is no such file or folder; check the path"
     if not found:
-        raise MissingInputError(f"{pattern}: {advice}")
+        raise MissingInputError(f"{without_secrets(pattern)}: {advice}")
     return found
 
 
@@ -148,7 +203,7 @@ def _visible(found: dict[str, Any], base: str) -> dict[str, Any]:
 def _input_file(fs: Any, inner: str, info: dict[str, Any]) -> InputFile:
     path = inner if is_local(fs) else fs.unstrip_protocol(inner)
     if info["type"] != "file" or not isinstance(info.get("size"), int):
-        raise InputError(f"{path}: expected a regular file of known size; copy it to one and read that")
+        raise InputError(f"{without_secrets(path)}: expected a regular file of known size; copy it to one and read that")
     if info.get("islink") and is_local(fs):
         info = {**info, "mtime": os.stat(inner).st_mtime}  # of the file, not of the link
     stamps = (info.get(key) for key in ("mtime", "LastModified", "last_modified", "updated", "etag", "ETag", "created"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,13 +15,14 @@ from penstock.blocks import Block, row_count
 from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
-from penstock.io.files import is_local, short_name, store_of, without_secrets
+from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
 from penstock.io.folders import make_folder, sync_folder
 from penstock.io.sink import Part, Sink, Writer
 
 T = TypeVar("T")
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+OWN_NAME = re.compile(r"part(-(\d{5,}|[a-z]\d{6,}))+")  # part_name() makes what follows "part-"
 
 
 class Places(NamedTuple):
@@ -59,11 +61,16 @@ class FileSink(Sink[T]):
     def prepare(self, run: str) -> dict[str, int]:
         with self._writable() as (fs, folder):
             self._old = set(found := self._parts_in(fs, folder))
+            if strangers := [name for name in self._old if not OWN_NAME.fullmatch(name.removesuffix(self.suffix))]:
+                raise OutputError(
+                    f"{self.describe()}: {min(strangers)} is there, which was not written by Penstock (whose names are "
+                    f"part-00000{self.suffix} and so on) and is not removed; move it, or choose another folder"
+                )
             if self.overwrite or found.items() <= self._own:
-                self._claim(fs, run)
+                self._claim(fs, folder, run)
                 return found
         raise OutputError(
-            f"{self.path}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
+            f"{self.describe()}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
             "pass overwrite=True or choose another folder"
         )
 
@@ -71,7 +78,7 @@ class FileSink(Sink[T]):
         with self._writable() as (fs, folder):
             there = self._parts_in(fs, folder).items()  # others may have written under an old name since
             self._old = {name for name, size in note.items() if (name, size) in there} - dict(self._sizes(published)).keys()
-            self._claim(fs, run)
+            self._claim(fs, folder, run)
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
         self._own = set(self._sizes(parts))
@@ -83,7 +90,9 @@ class FileSink(Sink[T]):
         if fs.exists(aside):
             _move(fs, aside, final, replace=self._may_replace(fs, token))
         elif not self._is_there(fs, token):
-            raise OutputError(f"{token.aside}: the finished part is gone; leave the folder alone and run again")
+            raise OutputError(
+                f"{without_secrets(token.aside)}: the finished part is gone; leave the folder alone and run again"
+            )
         self._old.discard(short_name(final))
 
     def details(self, token: FilePart) -> dict[str, Any]:
@@ -107,7 +116,7 @@ class FileSink(Sink[T]):
         return [f"{self.path}/{name}" for name in self._old]
 
     def clean(self, run: str, keep: Collection[FilePart] = ()) -> None:
-        fs, aside = self._own_aside(run)
+        fs, aside = self._store_aside(run)
         fs.invalidate_cache()
         if not fs.exists(aside):
             return
@@ -127,12 +136,12 @@ class FileSink(Sink[T]):
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(f"{folder}/{name}")
         self._old = set()
-        aside = store_of(self._aside(run), OutputError)[1]
+        aside = self._store_aside(run)[1]
         if fs.exists(aside):
             fs.rm(aside, recursive=True)
 
     def aside(self, run: str) -> Sequence[str]:
-        fs, inner = store_of(self._aside(run), OutputError)
+        fs, inner = self._store_aside(run)
         return (inner,) if is_local(fs) else ()
 
     def describe(self) -> str:
@@ -143,7 +152,16 @@ class FileSink(Sink[T]):
         return Places(aside, f"{self.path}/part-{part.name}{self.suffix}", part.journaled)
 
     def _aside(self, run: str) -> str:
-        return f"{self.path}/.penstock-{run}"
+        return f"{self.path}/{_aside_name(run)}"
+
+    def _store_aside(self, run: str) -> tuple[Any, str]:
+        """The folder aside in its store: below the output's, whatever the path means there, since it is to be removed.
+        Whoever can write there can put a link in its place: what that leads to is not cleaned, and not written to."""
+        fs, folder = store_of(self.path, OutputError)
+        aside = f"{folder}/{_aside_name(run)}"
+        if is_local(fs) and os.path.islink(aside):
+            raise OutputError(f"{aside}: is a link; expected the folder of the run's unpublished parts: remove it")
+        return fs, aside
 
     def _parts_in(self, fs: Any, folder: str) -> dict[str, int]:
         """The part files there, with their bytes."""
@@ -151,7 +169,7 @@ class FileSink(Sink[T]):
         if not fs.exists(folder):
             return {}
         if not fs.isdir(folder):
-            raise OutputError(f"{self.path}: is a file; expected a folder, or a name that is free for one")
+            raise OutputError(f"{self.describe()}: is a file; expected a folder, or a name that is free for one")
         sizes = {short_name(info["name"]): info["size"] for info in fs.ls(folder, detail=True)}
         return {name: size for name, size in sizes.items() if name.startswith("part-") and name.endswith(self.suffix)}
 
@@ -180,28 +198,23 @@ class FileSink(Sink[T]):
             yield fs, folder
         except OSError as exc:
             raise OutputError(
-                f"{self.path}: cannot be written: {exc.strerror or exc}; choose a folder that can be written to"
-            ) from exc
+                f"{self.describe()}: cannot be written: {exc.strerror or without_secrets(str(exc))}; choose a folder "
+                "that can be written to"
+            ) from open_cause(exc)
 
-    def _claim(self, fs: Any, run: str) -> None:
+    def _claim(self, fs: Any, folder: str, run: str) -> None:
         """Make the folder aside and a file in it: the proof that this can be written, and that no other step does."""
-        aside = self._own_aside(run)[1]
+        aside = self._store_aside(run)[1]
+        if store_of(self._aside(run), OutputError)[1] != aside:  # what is joined to "zip://a::b.zip" changes b.zip
+            raise OutputError(f"{self.describe()}: files cannot be put there by name; write to a folder of a plain store")
         claim = f"{aside}/.claim{self.suffix}"
         if fs.exists(claim):
-            raise OutputError(f"{self.path}: two steps write {self.suffix} files there; give each its own folder")
+            raise OutputError(f"{self.describe()}: two steps write {self.suffix} files there; give each its own folder")
         if is_local(fs):
             make_folder(aside, 0o700)  # a link that others put there would be written through
         else:
             fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
-
-    def _own_aside(self, run: str) -> tuple[Any, str]:
-        """The folder aside. Whoever can write to the output's folder can put a link in its place: what it leads to is not
-        cleaned, and not written to."""
-        fs, aside = store_of(self._aside(run), OutputError)
-        if is_local(fs) and os.path.islink(aside):
-            raise OutputError(f"{aside}: is a link; expected the folder of the run's unpublished parts: remove it")
-        return fs, aside
 
 
 class FileWriter(Writer[T]):
@@ -279,6 +292,10 @@ class _Digested:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+def _aside_name(run: str) -> str:
+    return f".penstock-{run}"
 
 
 def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,13 +14,24 @@ from penstock.pipeline.unused import Unapplied
 
 T = TypeVar("T")
 
+FIVE_DIGITS = 100_000
+
+
+def part_name(numbers: Iterable[int]) -> str:
+    """The name of a part by its place among all, such as "00012" or "00001-00004".
+
+    Names sort as text in the order of the numbers, however many there are: those of more than five digits begin with a
+    letter, which sorts after all digits and tells how many there are (99999, a100000, ..., a999999, b1000000).
+    """
+    return "-".join(f"{n:05d}" if n < FIVE_DIGITS else f"{chr(ord('a') + len(str(n)) - 6)}{n}" for n in numbers)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """Which piece of the output a writer makes: one per split. Names sort in the order of the rows."""
 
     run: str  # one run's id
-    name: str  # such as "00012": the same in every attempt and every rerun
+    name: str  # such as "00012", by part_name(): the same in every attempt and every rerun
     attempt: int  # attempts at one part may overlap in time: each writes aside under a name of its own
     journaled: bool = False  # the run can be resumed: what is aside must outlive a power cut, and is digested
 
@@ -123,7 +134,8 @@ class Sink(Generic[T]):
         """The run is over and will not go on: remove all that is aside. `published` tells whether it succeeded."""
 
     def aside(self, run: str) -> Sequence[str]:
-        """Local folders that hold this run's unpublished parts, to be removed if this process is killed."""
+        """Local folders that hold this run's unpublished parts, to be removed if this process is killed. Those without the
+        run's id in their path are left alone."""
         return ()
 
     def describe(self) -> str:

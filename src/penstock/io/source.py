@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.blocks import Block
 from penstock.errors import InputError, UsageError
-from penstock.io.files import InputFile, list_files
+from penstock.io.files import InputFile, list_files, without_secrets
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.traits import Traits
@@ -86,8 +86,8 @@ class Source(Generic[T]):
     def only(self, paths: Collection[str]) -> Source[T]:
         """This source, cut as if it had only these of its inputs: for files that came after a run was begun."""
         raise InputError(
-            f"{type(self).__name__} has new inputs, such as {min(paths)}, and no method only(), which would add them to a "
-            "run that was begun without; write one, or start over with fresh=True (--fresh)"
+            f"{type(self).__name__} has new inputs, such as {without_secrets(min(paths))}, and no method only(), which "
+            "would add them to a run that was begun without; write one, or start over with fresh=True (--fresh)"
         )
 
 
@@ -111,6 +111,10 @@ class FileSource(Source[T]):
         other = copy.copy(self)
         other._only = frozenset(paths)
         return other
+
+    def paths(self) -> list[str]:
+        """What it was asked for, and the files that were found."""
+        return [self.pattern, *(file.path for file in self._files or ())]
 
     def is_wanted(self, file: str) -> bool:
         return self._only is None or file in self._only

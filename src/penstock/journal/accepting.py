@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import RunChangedError
-from penstock.io.files import InputFile
+from penstock.io.files import InputFile, without_secrets
 from penstock.io.source import SplitGoal
-from penstock.journal.file_changes import differences
 from penstock.journal.identity import Change, Identity
-from penstock.journal.inputs import GONE, Input, model_files
+from penstock.journal.inputs import GONE, model_files
 from penstock.journal.journal import Journal
+from penstock.run.file_changes import Input, differences
 from penstock.run.outcomes import SplitId
 from penstock.run.splits import cut
 
@@ -77,8 +77,8 @@ def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> 
     again &= now
     if unfit := sorted(again & done):
         raise RunChangedError(
-            f"{unfit[0]} has changed, or shares a split with a file that has, after a part of it was done: the rest would "
-            "not fit; put back what it was, or start over with fresh=True (--fresh)"
+            f"{without_secrets(unfit[0])} has changed, or shares a split with a file that has, after a part of it was done: "
+            "the rest would not fit; put back what it was, or start over with fresh=True (--fresh)"
         )
     added = cut(each.source.only(again), position, goal, journal.next_number(position)) if again else []
     return _Cut(removed, added, changed - now - done)

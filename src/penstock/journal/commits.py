@@ -14,21 +14,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
-from penstock.journal.file_changes import FileWatch
-from penstock.journal.inputs import Input
 from penstock.journal.journal import Journal
+from penstock.journal.resuming import refuse_changed_input
 from penstock.journal.values import checked_json
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
+from penstock.run.file_changes import FileWatch, Input
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
-from penstock.run.outputs import Outputs, check_not_read, finish, unified
+from penstock.run.outputs import Outputs, check_not_read, finish, own_folders, unified
 from penstock.run.schedule import Task
 from penstock.steps.bundle import FinishedPart
 
@@ -69,7 +70,7 @@ class SplitBySplit(Outputs):
         self._labels = [label for label, _ in sinks.values()]
         self._sinks = [sink for _, sink in sinks.values()]  # the journal knows them by their place here
         self._places = {node: place for place, node in enumerate(sinks)}
-        self._watch = FileWatch(session.journal, session.inputs)
+        self.files = FileWatch(session.inputs, partial(refuse_changed_input, session.journal, session.digests))
         self._hold = False  # publish nothing before the end
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
@@ -84,9 +85,6 @@ class SplitBySplit(Outputs):
         if not self._hold:
             self._publish(self._journal.prepared())
         return tally_of(self._journal, self._session.names)
-
-    def split_begins(self, task: Task) -> None:
-        self._watch.begin(task.origin, task.payload)
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         flow = self._flows.setdefault(task.origin, _Flow())
@@ -107,8 +105,6 @@ class SplitBySplit(Outputs):
             for split, flow in self._complete
         ]
         self._session.digests.store()
-        for split, _, _ in splits:
-            self._watch.end(split)
         self._complete = []
         self._journal.prepare(splits)
         if not self._hold:
@@ -176,15 +172,16 @@ class SplitBySplit(Outputs):
             for sink in self._sinks:
                 sink.clean(run)
         for aside in self._journal.fact("earlier_asides") or ():  # of sinks that this run does not have, too
-            shutil.rmtree(aside, ignore_errors=True)
+            if any(run in aside for run in self._journal.fact("earlier_runs") or ()):
+                shutil.rmtree(aside, ignore_errors=True)
         self._clean()
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks:
                 sink.start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
-        check_not_read(self._sinks, [file.path for each in self._session.inputs for file in each.files])
+        check_not_read(self._sinks, self._session.inputs)
         hold = any(sink.replaced() for sink in self._sinks)
-        asides = [aside for sink in self._sinks for aside in sink.aside(self._run)]
+        asides = own_folders(self._sinks, self._run)
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
     def _resume(self, notes: Sequence[Any]) -> None:

@@ -26,6 +26,18 @@ def reading_mode(path: str) -> str:
     return "ro" if os.path.exists(f"{path}-wal") else "ro&immutable=1"
 
 
+def is_other_database(path: str) -> bool:
+    """Whether the file is whole and has tables, but not those of a journal."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={reading_mode(path)}", uri=True)
+        ) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return False
+    return bool(tables) and "facts" not in tables
+
+
 def remove(path: str) -> None:
     """Delete a journal, and what SQLite keeps beside it."""
     for suffix in ("", "-wal", "-shm", "-journal"):

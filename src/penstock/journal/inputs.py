@@ -5,27 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
 
 from penstock.errors import InputError, MissingInputError
 from penstock.io.files import InputFile, list_files, place_of, real_folder
-from penstock.io.source import Source
 from penstock.journal.identity import Identity
 from penstock.journal.journal import Journal
 from penstock.journal.run_dir import is_of_run_dir
+from penstock.run.file_changes import Input
 from penstock.run.plan import Plan
 
 GONE = "gone"  # the role of inputs that are not there any more, which the user has accepted
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A source of the plan with the files that it has now."""
-
-    step: str
-    source: Source[Any]
-    files: list[InputFile]
 
 
 def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_gone: bool = False) -> list[Input]:

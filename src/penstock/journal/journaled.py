@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from penstock.journal.commits import JournalSession, SplitBySplit, tally_of
 from penstock.journal.digests import Digests
 from penstock.journal.errors import KEPT
 from penstock.journal.identity import describe_run, stable_names
-from penstock.journal.inputs import Input, list_inputs, model_files, written_by
+from penstock.journal.inputs import list_inputs, model_files, written_by
 from penstock.journal.journal import Journal
 from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
@@ -32,6 +33,7 @@ from penstock.journal.run_dir import RunDir
 from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.rows import safe_str
 from penstock.run.explain import explain
+from penstock.run.file_changes import Input
 from penstock.run.run import Begun
 from penstock.run.setup import Job, Layout, lay_out
 from penstock.run.splits import cut
@@ -139,7 +141,8 @@ class _RunInFolder:
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
         outcome = "failed" if isinstance(exc, Exception) and not isinstance(exc, StoppedError) else "stopped"
-        text = f"{type(exc).__name__.lstrip('_')}: {safe_str(exc)}".removesuffix(": ")
+        kind = type(exc).__name__.lstrip("_")
+        text = f"{_without_rows(exc, kind)}\n{kind}: {safe_str(exc)}".removesuffix(": ")
         text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
         try:
             if not self.journal.was_begun and not self.journal.fact("earlier_runs"):
@@ -186,7 +189,7 @@ class _RunInFolder:
     def _create(self, found: Journal | None) -> Journal:
         written = () if found is None else written_by(found)
         self.inputs = inputs = list_inputs(self.plan, self.folder.path, written)
-        layout, goals = lay_out(self.job, [each.source for each in inputs])
+        layout, goals = lay_out(self.job, inputs)
         files = [("input", each.step, file) for each in inputs for file in each.files]
         facts = {
             "run": layout.run,
@@ -249,6 +252,13 @@ class _RunInFolder:
             source = self.inputs[position].source.only([file.path for file in files])
             splits = cut(source, position, goals[position], journal.next_number(position))
             journal.add_splits(splits, self.inputs[position].step, files)
+
+
+def _without_rows(exc: BaseException, kind: str) -> str:
+    """An error for the manifest, in a line: its type, its step, and the type of what led to it. Messages may show rows."""
+    step = re.match(r"step ('[^'\n]*'|\"[^\"\n]*\")", safe_str(exc))
+    told = [kind, *([step[0]] if step else []), *([type(exc.__cause__).__name__] if exc.__cause__ else [])]
+    return ": ".join(told)
 
 
 def _facts_of(found: Journal | None) -> dict[str, Any]:

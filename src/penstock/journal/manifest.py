@@ -139,7 +139,7 @@ def _files(journal: Journal, role: str) -> list[dict[str, Any]]:
 
 
 def _session(session: dict[str, Any]) -> dict[str, Any]:
-    error = (session["error"] or "").partition("\n")[0] or None  # the rest may show rows
+    error = (session["error"] or "").partition("\n")[0] or None  # the rest, its message, may show rows
     told = {"process": session["process"], "seconds": session["seconds"], "error": error}
     return {"started": _instant(session["started"]), **told, "outcome": session["outcome"] or "running"}
 

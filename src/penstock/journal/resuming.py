@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.errors import RunChangedError
-from penstock.io.files import InputFile
+from penstock.io.files import InputFile, without_secrets
 from penstock.journal.accepting import accept
-from penstock.journal.file_changes import differences
+from penstock.journal.digests import Digests
 from penstock.journal.identity import Change, Identity, changes
-from penstock.journal.inputs import GONE, Input, model_files
+from penstock.journal.inputs import GONE, model_files
 from penstock.journal.journal import Journal
 from penstock.options import CHANGES, RunOptions
+from penstock.run.file_changes import Input, differences
 from penstock.run.plan import Plan
 
 MOST_TOLD = 8  # changes that the error names
@@ -46,6 +47,18 @@ def check_still_same(journal: Journal, identity: Identity, inputs: Sequence[Inpu
             + "\n".join(_listed(found))
             + "\nstart over with fresh=True (--fresh), and leave them alone until it is done; or, if they hold the same as "
             f"before, {_acceptance(found)}"
+        )
+
+
+def refuse_changed_input(journal: Journal, digests: Digests, step: str, file: InputFile, now: InputFile | None) -> None:
+    """Raise RunChangedError if a file of which a split was being read is another one now, by its digest too."""
+    digests.store()
+    before = {file.path: journal.files("input")[step][file.path]}
+    for _, what in differences(before, () if now is None else (now,)):
+        raise RunChangedError(
+            f"an input was changed while the run in {journal.folder} was reading it: step {step!r}: {what}\n"
+            "put back what it was and run the same command again: what was read of it since does not count; or start "
+            "over with fresh=True (--fresh)"
         )
 
 
@@ -105,7 +118,7 @@ def _changed_models(journal: Journal, identity: Identity, *, or_new: bool = True
         before, after = known.get(step, {}), now.get(step, [])
         found += [Change("models", f"step {step!r}: {what}") for _, what in differences(before, after)]
         new = [file.path for file in after if file.path not in before] if or_new else []
-        found += [Change("models", f"step {step!r}: {path} is new") for path in new]
+        found += [Change("models", f"step {step!r}: {without_secrets(path)} is new") for path in new]
     return found
 
 

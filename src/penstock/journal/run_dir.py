@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import stat
 import time
@@ -12,7 +13,7 @@ from types import TracebackType
 
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
-from penstock.journal.file import NAME, remove
+from penstock.journal.file import NAME, is_other_database, remove
 from penstock.journal.journal import Journal
 from penstock.options import ASIDE
 
@@ -63,6 +64,7 @@ class RunDir:
                 f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is at work on this run; "
                 "wait for it, or stop it first"
             ) from exc
+        self._check_ours()
         _held.add(self._lock)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
@@ -87,6 +89,20 @@ class RunDir:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, MANIFEST))
         remove(journal.path)
+
+    def _check_ours(self) -> None:
+        """Whether the files there that have our names are ours: a lock is emptied, and the others are replaced."""
+        assert self._lock is not None
+        strangers = [] if re.fullmatch(rb"(\d+\n)?", os.pread(self._lock, 32, 0)) else [LOCK]
+        if not os.path.exists(os.path.join(self.path, NAME)):
+            strangers += [] if _is_manifest(os.path.join(self.path, MANIFEST)) else [MANIFEST]
+        elif is_other_database(os.path.join(self.path, NAME)):
+            strangers.append(NAME)
+        if strangers:
+            self._release()
+            raise OutputError(
+                f"run_dir={self.path!r}: {strangers[0]} is there, and is not of a run; choose a folder of its own"
+            )
 
     def _take(self) -> None:
         """`penstock status` holds the lock for a moment, to see whether it is free: so it is tried a few times."""
@@ -155,6 +171,15 @@ def is_of_run_dir(path: str, folder: str) -> bool:
 
 def _is_kept(name: str) -> bool:
     return name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST))
+
+
+def _is_manifest(path: str) -> bool:
+    """Whether it may be replaced: it begins as ours do, or there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(11) == b'{\n "format"'
+    except FileNotFoundError:
+        return True
 
 
 def is_held(path: str) -> bool:

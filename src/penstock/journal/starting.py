@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from penstock.errors import UsageError
-from penstock.io.source import Source
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.pipeline import Graph
 from penstock.run.explain import explain
+from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
 from penstock.run.pools import count_rows
 from penstock.run.run import Run
-from penstock.run.setup import Job, list_sources
+from penstock.run.setup import Job, list_inputs
 
 
 def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
@@ -34,12 +33,12 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
 
 def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
     job = Job(graph, options, site)
-    return explain(job, count_rows(_sources(job)))
+    return explain(job, count_rows(each.source for each in _inputs(job)))
 
 
-def _sources(job: Job) -> list[Source[Any]]:
+def _inputs(job: Job) -> list[Input]:
     if not job.journaled:
-        return list_sources(job.plan)
-    from penstock.journal.inputs import list_inputs
+        return list_inputs(job.plan)
+    from penstock.journal.inputs import list_inputs as list_others
 
-    return [each.source for each in list_inputs(job.plan, str(job.options.run_dir), ())]
+    return list_others(job.plan, str(job.options.run_dir), ())

@@ -25,12 +25,13 @@ def status(folder: str) -> str:
     journal = Journal.open(os.path.abspath(folder), read_only=True)
     try:
         manifest = make_manifest(journal)
+        errors = [session["error"] for session in journal.sessions()]
     finally:
         journal.close()
-    return "\n".join(_lines(manifest, folder, held=is_held(folder)))
+    return "\n".join(_lines(manifest, folder, errors[-1] if errors else None, held=is_held(folder)))
 
 
-def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str]:
+def _lines(manifest: dict[str, Any], folder: str, error: str | None, *, held: bool) -> Iterator[str]:
     sessions, splits = manifest["sessions"], manifest["splits"]
     state = manifest["state"]
     if held:
@@ -42,8 +43,8 @@ def _lines(manifest: dict[str, Any], folder: str, *, held: bool) -> Iterator[str
     waiting = f"; {splits['prepared']:,} more are written and wait to be published" if splits["prepared"] else ""
     yield f"  splits    {splits['done']:,} of {splits['all']:,} done ({share:.1%}){waiting}"
     yield f"  begun     {manifest['created']}, {len(sessions)} process(es), {manifest['seconds']:,.1f} s in those that ended"
-    if sessions and sessions[-1]["error"] and not held:
-        yield f"  error     {sessions[-1]['error'].splitlines()[0]}"
+    if error and not held:
+        yield f"  error     {error.splitlines()[1]}"  # the message: the journal, unlike the manifest, is for its owner alone
     if manifest["counts"]:
         yield "  rows      in, out and failed, of splits that are done" + (" or wait" if waiting else "")
         width = max(map(len, manifest["counts"]))

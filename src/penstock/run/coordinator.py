@@ -10,8 +10,9 @@
            |  payloads for the next stage -------+--- payloads for collect() --> rows, in the order of their keys
            |                                     '--- parts (aside) -----------> outputs: visible when the whole run is done;
                                                         with a journal, when all that a source's split became is done:
-                                                        prepared -> published -> done (commits.py), while workers work;
-                                                        its files are looked at before it is assigned and prepared
+                                                        prepared -> published -> done (commits.py), while workers work
+
+The files of a source's split are looked at before it is assigned and when it is done (file_changes.py).
 
 The loop blocks in one place, fleet.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
 without a trace and runs again.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.blocks import rows_of
-from penstock.errors import EngineError, NotShippableError, StoppedError, WorkerDiedError
+from penstock.errors import EngineError, NotShippableError, PenstockError, StoppedError, WorkerDiedError
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
 from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Payload, Progress, Ready, Work
@@ -137,7 +138,7 @@ class Coordinator:
         root = self._plan.stages[task.stage].roots[task.root]
         if (source := root.traits.source) is None:
             return None
-        self._outputs.split_begins(task)
+        self._outputs.files.begin(task.origin, task.payload)
         try:
             return dump_rows(source.payload(task.payload))
         except Exception as exc:
@@ -164,6 +165,7 @@ class Coordinator:
     def _done(self, worker: int, done: Done) -> None:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
+        self._was_read(task)
         self.tally.stage_splits[task.stage] = self.tally.stage_splits.get(task.stage, 0) + 1
         metrics = self.tally.running_metrics.pop(worker, Metrics())
         metrics.merge(done.metrics)
@@ -190,9 +192,15 @@ class Coordinator:
                 payload.release()
 
     def _failed(self, worker: int, failed: Failed) -> None:
-        self._forget(self.running[failed.task])
+        task = self.running[failed.task]
+        self._forget(task)
         if not self._scheduler.task_failed(worker, failed.task, time.monotonic(), may_pass=failed.error.may_pass):
-            raise failed.error.error()
+            error = failed.error.error()
+            try:
+                self._was_read(task)  # if its file was changed, that is why it could not be read
+            except PenstockError as changed:
+                raise changed from error
+            raise error
 
     def _died(self, worker: int, died: Died) -> None:
         self.tally.running_metrics.pop(worker, None)
@@ -222,6 +230,10 @@ class Coordinator:
     def _forget(self, task: Task) -> None:
         self.running.pop(task.id, None)
         self.tally.running_rows.pop(task.id, None)
+
+    def _was_read(self, task: Task) -> None:
+        if self._payload_of(task) is None:
+            self._outputs.files.end(task.origin)
 
     def _release(self, task: Task) -> None:
         if (payload := self._payload_of(task)) is not None:

@@ -11,6 +11,7 @@ from penstock.io.sink import Sink
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
+from penstock.run.file_changes import FileWatch, Input
 from penstock.run.outcomes import SplitResult, Tally
 from penstock.run.schedule import Task
 from penstock.steps.bundle import FinishedPart
@@ -19,6 +20,7 @@ from penstock.steps.bundle import FinishedPart
 class Outputs:
     """The sinks of a run, from their first to their last word. Called by the coordinator's thread, in this order."""
 
+    files: FileWatch  # is told when a split of a source begins to be read, and when it has been
     attempts_before = 0  # attempts are numbered on from here: no two processes write the same part aside under one name
 
     def begin(self) -> Tally:
@@ -28,9 +30,6 @@ class Outputs:
     def folders(self) -> list[str]:
         """Of this machine, to be removed if this process is killed."""
         return []
-
-    def split_begins(self, task: Task) -> None:
-        """A split of a source is about to be read."""
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         """A bundle is done, with `parts` aside, and has led to `fed` more bundles."""
@@ -54,8 +53,9 @@ class Outputs:
 class AtTheEnd(Outputs):
     """All parts are published when the run is done. A run that fails publishes nothing."""
 
-    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Iterable[str]) -> None:
+    def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Sequence[Input]) -> None:
         """`sinks`: with their steps' labels, by node."""
+        self.files = FileWatch(inputs)
         self._run = run
         self._labels = {node: label for node, (label, _) in sinks.items()}
         self._sinks = {node: sink for node, (_, sink) in sinks.items()}
@@ -69,12 +69,13 @@ class AtTheEnd(Outputs):
         return Tally()
 
     def folders(self) -> list[str]:
-        return [folder for sink in self._sinks.values() for folder in sink.aside(self._run)]
+        return own_folders(self._sinks.values(), self._run)
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         self._parts += parts
 
     def check(self) -> None:
+        self.files.finish()
         self._parts = unified(self._sinks, self._parts)
 
     def publish(self, counts: Mapping[str, StepCount]) -> None:
@@ -113,11 +114,17 @@ def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
         raise OutputError(f"{sink.describe()}: {type(exc).__name__} while its parts were unified: {safe_str(exc)}") from exc
 
 
-def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[str]) -> None:
+def own_folders(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
+    """The folders aside of a run that may be removed: those with its id in their path. Others were not made for it."""
+    return [folder for sink in sinks for folder in sink.aside(run) if run in folder]
+
+
+def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[Input]) -> None:
     """Raise OutputError if a sink would replace what the pipeline reads."""
     real_folder.cache_clear()
     replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
-    if replaced and (read := sorted(place for path in inputs if (place := place_of(path)) in replaced)):
+    places = (place_of(file.path) for each in inputs for file in each.files) if replaced else ()
+    if read := sorted(place for place in places if place in replaced):
         raise OutputError(
             f"{replaced[read[0]].describe()}: would replace {len(read)} file(s) that this pipeline reads, such as {read[0]}"
             "; write to another folder"

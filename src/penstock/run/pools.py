@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.inference.hosted import wishes_of
-from penstock.io.source import Source
+from penstock.io.files import hiding_secrets
+from penstock.io.source import FileSource, Source
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings, choose_place
 from penstock.models.rendezvous import own_run_folder
@@ -99,7 +100,10 @@ def surroundings(
 
 def count_rows(sources: Iterable[Source[Any]]) -> int | None:
     """How many rows the sources have, if all of them know it."""
-    counts = [source.count() for source in sources]
+    counts = []
+    for source in sources:
+        with hiding_secrets(source.paths() if isinstance(source, FileSource) else ()):
+            counts.append(source.count())
     return None if None in counts else sum(count or 0 for count in counts)
 
 

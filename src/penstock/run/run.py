@@ -23,8 +23,8 @@ from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd, Outputs
-from penstock.run.setup import Job, Layout, Setup, lay_out, list_sources, set_up
-from penstock.run.signals import terminable, uninterrupted
+from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
+from penstock.run.signals import stoppable, uninterrupted
 from penstock.run.standing import Standing
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,9 @@ Begin = Callable[[Job], AbstractContextManager[Begun]]  # around all that this p
 @contextlib.contextmanager
 def unjournaled(job: Job) -> Iterator[Begun]:
     """A run that is remembered nowhere."""
-    sources = list_sources(job.plan)
-    layout, _ = lay_out(job, sources)
-    paths = [file.path for source in sources for file in source.inputs()]
-    yield Begun(layout, AtTheEnd(layout.run, job.labelled_sinks(), paths))
+    inputs = list_inputs(job.plan)
+    layout, _ = lay_out(job, inputs)
+    yield Begun(layout, AtTheEnd(layout.run, job.labelled_sinks(), inputs))
 
 
 class Run:
@@ -68,7 +67,7 @@ class Run:
         if self._waited:
             raise UsageError("wait() was called before, and it does the work of the run: keep what it returned")
         self._waited = True
-        with terminable(), self._begin(self._job) as begun:
+        with stoppable(), self._begin(self._job) as begun:
             setup = set_up(self._job, begun.layout)
             if isinstance(begun.outputs, Tally):
                 result = _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
@@ -93,6 +92,7 @@ class Run:
 
     def _carry_out(self, setup: Setup, outputs: Outputs) -> RunResult:
         started = time.perf_counter()
+        is_publishing = False
         with seldom_collected():
             try:
                 tally = outputs.begin()
@@ -101,11 +101,13 @@ class Run:
                 check_counts(self._job.graph, tally.counts)
                 outputs.check()
                 check_read(self._job.plan, tally.counts, setup.pools.rows)
+                with uninterrupted():
+                    is_publishing = True
+                    outputs.publish(tally.counts)
             except BaseException as exc:
-                outputs.abandon(exc)
+                if not is_publishing:
+                    outputs.abandon(exc)
                 raise
-            with uninterrupted():
-                outputs.publish(tally.counts)
         self.rows = {pcoll: _collected(tally, position) for position, pcoll in enumerate(self._job.graph.collect)}
         return _result(setup, tally, before, time.perf_counter() - started, rows_before=rows_before)
 

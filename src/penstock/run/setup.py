@@ -12,11 +12,12 @@ import cloudpickle
 
 from penstock.errors import NotShippableError
 from penstock.io.sink import Sink
-from penstock.io.source import Source, SplitGoal
+from penstock.io.source import SplitGoal
 from penstock.models.place import Surroundings
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
+from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
 from penstock.run.outcomes import SplitId
 from penstock.run.plan import Plan, make_plan
@@ -96,12 +97,12 @@ class Setup:
     scheduler: Scheduler
 
 
-def lay_out(job: Job, sources: Sequence[Source[Any]]) -> tuple[Layout, list[SplitGoal]]:
-    """Cut a new run; also how finely each source is cut. Each source has its inputs listed."""
-    rows = count_rows(sources)
+def lay_out(job: Job, inputs: Sequence[Input]) -> tuple[Layout, list[SplitGoal]]:
+    """Cut a new run; also how finely each source is cut."""
+    rows = count_rows(each.source for each in inputs)
     pools = job.pools(rows)
     goals = split_goals(job.plan, pools, journaled=job.journaled)
-    splits = [split for i, source in enumerate(sources) for split in cut(source, i, goals[i])]
+    splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
     few = few_splits(job.plan, pools, job.options, splits)
     return Layout(run=secrets.token_hex(8), rows=rows, few=few, splits=splits), goals
 
@@ -112,9 +113,10 @@ def set_up(job: Job, layout: Layout) -> Setup:
     return Setup(job=job, layout=layout, pools=pools, scheduler=scheduler)
 
 
-def list_sources(plan: Plan) -> list[Source[Any]]:
-    """The sources of a plan, each with its inputs listed once."""
-    return [source.among(source.inputs()) for _, _, _, source in plan.sources()]
+def list_inputs(plan: Plan) -> list[Input]:
+    """The sources of a plan, each with its files listed once."""
+    found = [(step.label, source, source.inputs()) for _, _, step, source in plan.sources()]
+    return [Input(label, source.among(files), files) for label, source, files in found]
 
 
 def _pickled_step(step: Step) -> bytes:

@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+
+PATIENCE = 10.0  # seconds for a clean-up, in which nobody interrupts it
 
 
 @contextlib.contextmanager
@@ -28,30 +31,43 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(each)
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived: unwind, clean up, and die of it."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: unwind, clean up, and die of it. Like Ctrl-C it is nobody's error, and passes through every step."""
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Inside, SIGTERM cleans up before it ends the process, if nobody else handles it, and says what is kept of the run."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+def stoppable() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM, if nobody else handles them, unwind the run once; then SIGTERM ends the process and says
+    what is kept of the run.
+
+    More of them change nothing while the run is cleaned up: an interrupt at any of its steps would leave processes and
+    folders behind. After PATIENCE the next one counts again, for a clean-up that hangs, or code that swallowed the first.
+    """
+    kinds = {signal.SIGINT: (signal.default_int_handler, KeyboardInterrupt), signal.SIGTERM: (signal.SIG_DFL, _Terminated)}
+    ours = {number: before for number, (before, _) in kinds.items() if signal.getsignal(number) == before}
+    if threading.current_thread() is not threading.main_thread() or not ours:
         yield
         return
+    deaf_until, is_ended = 0.0, False  # only the main thread, in which signals are handled, has to do with them
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the clean-up is not to be interrupted
-        raise _Terminated
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal deaf_until, is_ended
+        is_ended = is_ended or number == signal.SIGTERM
+        if time.monotonic() >= deaf_until:
+            deaf_until = time.monotonic() + PATIENCE
+            raise kinds[signal.Signals(number)][1]
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     except _Terminated as exc:
         with contextlib.suppress(Exception):  # nobody may be listening any more
             sys.stderr.write("; ".join(["penstock: stopped", *getattr(exc, "__notes__", ())]) + "\n")
             sys.stderr.flush()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in reversed(ours):  # Ctrl-C last: it may strike at once
+            signal.signal(number, ours[number])
+            if number == signal.SIGTERM and is_ended:
+                os.kill(os.getpid(), signal.SIGTERM)

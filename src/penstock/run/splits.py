@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from penstock.batching.entry import LOOKAHEAD
-from penstock.io.source import Source, SplitGoal
+from penstock.io.files import hiding_secrets
+from penstock.io.source import FileSource, Source, SplitGoal
 from penstock.options import RunOptions
 from penstock.run.outcomes import SplitId
 from penstock.run.plan import Plan, largest_batch, measures_length
@@ -46,7 +47,8 @@ def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
 
 def cut(source: Source[Any], position: int, goal: SplitGoal, first: int = 0) -> list[tuple[SplitId, Any]]:
     """The splits of a source, numbered from `first`."""
-    return [(SplitId(position, first + i), split) for i, split in enumerate(source.splits(goal))]
+    with hiding_secrets(source.paths() if isinstance(source, FileSource) else ()):
+        return [(SplitId(position, first + i), split) for i, split in enumerate(source.splits(goal))]
 
 
 def make_scheduler(plan: Plan, pools: Pools, options: RunOptions, splits: Iterable[tuple[SplitId, Any]]) -> Scheduler:

@@ -27,7 +27,9 @@ from penstock.errors import (
 )
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
-from penstock.io.sink import Part, Sink, Writer
+from penstock.io.files import hiding_secrets, open_cause, without_secrets
+from penstock.io.sink import Part, Sink, Writer, part_name
+from penstock.io.source import FileSource
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
@@ -266,8 +268,8 @@ class SinkOperator(Operator):
 
     def _open(self) -> Writer[Any]:
         assert self.work is not None
-        name = "-".join(f"{number:05d}" for number in (*self.outlet.path, *self.work.key))
         work = self.work
+        name = part_name((*self.outlet.path, *work.key))
         return self._sink.open(Part(run=work.run, name=name, attempt=work.attempt, journaled=work.journaled))
 
 
@@ -278,9 +280,12 @@ def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
     except PenstockError:
         raise
     except PermissionError as exc:
-        raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {exc}") from exc
+        raise OutputError(f"step {label!r}: cannot write to {sink.describe()}: {without_secrets(str(exc))}") from open_cause(
+            exc
+        )
     except OSError as exc:
-        raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {type(exc).__name__}: {exc}") from exc
+        told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
+        raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {told}") from open_cause(exc)
     except Exception as exc:
         raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
 
@@ -312,21 +317,25 @@ def load_copy(data: Any, label: str) -> Any:
 def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
     source = transform.traits().source
     split = load_copy(work.split, label)
+    paths = source.paths_of(split) if isinstance(source, FileSource) else ()
     blocks: Iterator[Any] | None = None
     while True:
         try:
-            blocks = iter(source.read(split)) if blocks is None else blocks
-            block = _as_block(next(blocks))
+            with hiding_secrets(paths):
+                blocks = iter(source.read(split)) if blocks is None else blocks
+                block = _as_block(next(blocks))
         except StopIteration:
             return
         except PenstockError:
             raise
         except (FileNotFoundError, PermissionError) as exc:
-            raise InputError(f"step {label!r}: {exc}") from exc
+            raise InputError(f"step {label!r}: {without_secrets(str(exc))}") from open_cause(exc)
         except OSError as exc:
-            raise TransientError(f"step {label!r}: reading failed: {type(exc).__name__}: {exc}") from exc
+            told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
+            raise TransientError(f"step {label!r}: reading failed: {told}") from open_cause(exc)
         except Exception as exc:
-            raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {safe_str(exc)}") from exc
+            told = without_secrets(safe_str(exc))
+            raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {told}") from open_cause(exc)
         yield block
 
 
