@@ -484,3 +484,103 @@ def test_a_module_that_runs_a_pipeline_when_it_is_imported_starts_no_endless_row
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "a module runs a pipeline when it is imported" in done.stderr
+
+
+def test_what_one_branch_changes_the_others_do_not_see(pipeline):
+    def change(row):
+        row["n"] += 1
+        row["seen"].append(row["n"])
+        return row
+
+    rows = pipeline() | ps.Create(range(5)) | ps.Map(lambda n: {"n": n, "seen": []})
+    branches = [rows | f"branch {at}" >> ps.Map(change) for at in range(3)]
+    changed, plain = [{"n": n + 1, "seen": [n + 1]} for n in range(5)], [{"n": n, "seen": []} for n in range(5)]
+    assert ((*branches, rows) | ps.Flatten()).collect() == changed * 3 + plain
+
+
+def test_what_is_written_is_what_was_made_whatever_another_branch_does_with_it(pipeline, tmp_path):
+    p = pipeline()
+    rows = p | ps.Create([1, 2]) | ps.Map(lambda n: {"n": n})
+    rows | ps.Map(lambda row: row.update(n=0) or row) | ps.WriteToParquet(tmp_path / "changed")
+    rows | ps.WriteToParquet(tmp_path / "out")
+    p.run()
+    read = ps.Pipeline(workers=0) | ps.ReadFromParquet(f"{tmp_path}/out/*.parquet")
+    assert sorted(row["n"] for row in read.collect()) == [1, 2]
+
+
+def fork_and_return(row, log):
+    if os.fork() == 0:
+        return row
+    os.wait()
+    with open(log, "a") as file:
+        file.write(f"{row}\n")
+    return row
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("settings", [{}, {"use_subprocess": True}, {"timeout": 30}], ids=["plain", "subprocess", "timeout"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["Map", "FlatMap", "ParDo", "MapBatches", "RunInference"])
+def test_a_process_that_a_step_forks_and_that_returns_runs_nothing_more(tmp_path, workers, kind, settings):
+    log = str(tmp_path / "log")
+    step = {
+        "Map": lambda: ps.Map(fork_and_return, log),
+        "FlatMap": lambda: ps.FlatMap(lambda row: [fork_and_return(row, log)]),
+        "ParDo": lambda: ps.ParDo(lambda row: [fork_and_return(row, log)]),
+        "MapBatches": lambda: ps.MapBatches(lambda rows: [fork_and_return(rows[0], log)], batch_size=1),
+        "RunInference": lambda: ps.RunInference(Forks(log)),
+    }[kind]()
+    rows = ps.Pipeline(workers=workers) | ps.Create(range(6))
+    if settings and kind != "MapBatches":  # which has none
+        rows, _ = rows | step.with_exception_handling(**settings)
+    else:
+        rows = rows | step
+    assert rows.collect() == list(range(6))
+    with open(log) as file:
+        logged = sorted(file.read().split())
+    assert logged == (sorted(set(logged)) if kind == "RunInference" else list("012345"))  # there, one row of each batch
+
+
+class Forks(ps.ModelHandler):
+    def __init__(self, log):
+        super().__init__(min_batch_size=6, max_batch_size=6)
+        self.log = log
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        fork_and_return(batch[0], self.log)
+        return batch
+
+
+SPAWNS = """
+import multiprocessing
+import penstock as ps
+
+SCALE = 10
+
+class Scaled:
+    def __init__(self, n):
+        self.n = n * SCALE
+
+def scaled(n):
+    return Scaled(n)
+
+def work(queue):
+    queue.put([row.n for row in (ps.Pipeline(workers=1) | ps.Create([1, 2]) | ps.Map(scaled)).collect()])
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=[queue])
+    process.start()
+    process.join()
+    print(queue.get() if process.exitcode == 0 else "failed")
+"""
+
+
+def test_functions_of_a_script_travel_from_a_process_that_it_spawned(tmp_path):
+    (tmp_path / "job.py").write_text(SPAWNS)
+    ran = subprocess.run([sys.executable, tmp_path / "job.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout == "[10, 20]\n", ran.stderr

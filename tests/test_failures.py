@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import pickle
 import random
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -493,6 +495,7 @@ def test_names_hints_and_settings():
         ({"exc_class": "ValueError"}, "exc_class='ValueError': expected a class of errors"),
         ({"exc_class": BaseException}, "exc_class=.*: each must be an Exception|Ctrl-C"),
         ({"exc_class": KeyboardInterrupt}, "Ctrl-C"),
+        ({"exc_class": (ValueError, GeneratorExit)}, "Ctrl-C"),
         ({"exc_class": ()}, r"exc_class=\(\): expected a class"),
         ({"exc_class": ValueError("x")}, "exc_class=ValueError"),
     ],
@@ -709,3 +712,100 @@ def test_a_lost_failure_is_noticed():
         check_counts(graph, counts | {"Ask": StepCount(10, 8, 1)})
     with pytest.raises(AccountingError, match="'after' was given 8 rows and took 7"):
         check_counts(graph, counts | {"after": StepCount(7, 7)})
+
+
+# Handlers that change their rows in place.
+
+
+class Halves(ps.ModelHandler):
+    """The sum of a row, halved in place; then it fails for batches with a negative row, or for those that are too large."""
+
+    def __init__(self, most=1000, **settings):
+        super().__init__(**settings)
+        self.most = most
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        for row in batch:
+            row /= 2
+        if len(batch) > self.most:
+            raise MemoryError
+        if any(row[0] < 0 for row in batch):
+            raise ValueError("negative")
+        return [ps.PredictionResult(row, float(row.sum())) for row in batch]
+
+
+@pytest.fixture(params=[{}, {"large_model": True}], ids=["here", "host"])
+def place(request):
+    return request.param
+
+
+@pytest.mark.parametrize("size", [2, 20_000], ids=["small", "large"])
+def test_rows_that_a_handler_changes_are_as_they_were_when_they_run_again(pipeline, place, size):
+    rows = [np.full(size, -1.0 if at == 5 else float(at)) for at in range(16)]
+    good, failed, _ = run(pipeline, rows, Halves(max_batch_size=8, **place))
+    assert [(answer.example[0], answer.inference) for answer in good] == [(at, at * size / 2) for at in range(16) if at != 5]
+    ((dead_letter, _),) = failed["inferences"]
+    assert dead_letter.tolist() == [-1.0] * size
+
+
+def test_rows_that_a_handler_changes_are_as_they_were_in_smaller_batches(pipeline, place):
+    rows = pipeline() | ps.Create(range(16)) | ps.Map(lambda at: np.full(2, float(at)))
+    answers = (rows | ps.RunInference(Halves(most=3, max_batch_size=8, **place))).collect()
+    assert [(answer.example[0], answer.inference) for answer in answers] == [(at, at) for at in range(16)]
+
+
+def test_a_batch_that_is_filled_up_has_its_last_row_once():
+    rows = ps.Pipeline(workers=0) | ps.Create(range(3)) | ps.Map(lambda at: np.full(2, float(at)))
+    answers = (rows | ps.RunInference(Halves(batch_size_buckets=[8]))).collect()
+    assert [answer.inference for answer in answers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_handler_that_only_reads_its_rows_can_have_the_rows_themselves(changes):
+    class Returns(Model):
+        def changes_rows(self):
+            return changes
+
+        def run_inference(self, batch, model, inference_args=None):
+            return batch
+
+    copy, row = ModelCopy("step", Returns()), np.ones(3)
+    copy.load()
+    assert (copy.outcomes([row], None, "step").answers[0] is row) is not changes
+
+
+def test_functions_around_the_model_may_change_rows_and_failures_have_them_as_they_were(pipeline):
+    def add(row):
+        row.append("seen")
+        if row[0] == 2:
+            raise ValueError("no")
+        return row
+
+    handler = Model().with_preprocess_fn(add).with_postprocess_fn(lambda answer: add([*answer[1], answer[1][0]]))
+    _, failed, _ = run(pipeline, [[1], [2], [3]], handler)
+    assert failed_rows(failed["pre0"]) == [[2]]
+
+
+# Errors that are no Exceptions.
+
+
+class PanicError(BaseException):
+    """As Rust libraries raise it."""
+
+
+@pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, SystemExit])
+def test_an_error_that_is_no_exception_costs_its_row(pipeline, place, error):
+    good, failed, _ = run(pipeline, range(20), Model(poison(7, error=error), max_batch_size=8, **place))
+    assert good == answers(row for row in range(20) if row != 7)
+    ((row, failure),) = failed["inferences"]
+    assert (row, failure.kind, failure.error_type) == (7, RAISED, error.__name__)
+
+
+@pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, SystemExit])
+def test_an_error_that_is_no_exception_names_step_and_row(pipeline, place, error):
+    rows = pipeline() | ps.Create(range(20)) | "Ask" >> ps.RunInference(Model(poison(7, error=error), **place))
+    with pytest.raises(StepError, match=f"step 'Ask': {error.__name__}: .*\n  row: 7"):
+        rows.collect()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 
 import pytest
 
 import penstock as ps
 from penstock.errors import NotShippableError
-from penstock.failures import NOT_PICKLABLE, RAISED, Handling
+from penstock.failures import CRASHED, NOT_PICKLABLE, RAISED, TIMED_OUT, Handling
 from penstock.inference.hosted import ServedModel
 from penstock.models.server import Outcome
 
@@ -136,3 +139,53 @@ def test_an_answer_that_a_host_cannot_send_fails_alone():
     assert served.without_unpackable(outcome, (None, "Ask", None, None)) is None
     assert served.without_unpackable(outcome, (None, "Ask", Handling(exc_class=LookupError), None)) is None
     assert served.without_unpackable(Outcome([1], {}), (None, "Ask", Handling(), None)) is None
+
+
+# What is pickled, and does not come back.
+
+
+class Sulks:
+    """Pickles; when it is unpickled it raises, hangs or ends the process."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+
+HANG = (time.sleep, (1000,))
+LEAVE = (os._exit, (3,))
+FAIL = (int, ("no number",))
+EXIT = (sys.exit, ("enough",))
+
+
+@pytest.mark.parametrize("how", [FAIL, EXIT])
+@pytest.mark.parametrize("workers", [2, 0])
+def test_an_output_that_does_not_unpickle_costs_its_row(workers, how):
+    step = ps.Map(lambda row: Sulks(how) if row == 3 else row)
+    good, failures = ps.Pipeline(workers=workers) | ps.Create(range(20)) | "Step" >> step.with_exception_handling()
+    made = collected(good=good | ps.Reshuffle(), failures=failures)
+    assert made["good"] == [row for row in range(20) if row != 3]
+    assert [(row, failure.step, failure.kind) for row, failure in made["failures"]] == [(3, "Step", NOT_PICKLABLE)]
+
+
+def test_an_output_that_does_not_unpickle_names_its_step():
+    rows = ps.Pipeline(workers=2) | ps.Create(range(20)) | "Step" >> ps.Map(lambda row: Sulks(FAIL) if row == 3 else row)
+    with pytest.raises(NotShippableError, match="(?s)step 'Step': a row of type Sulks.*no number"):
+        rows.collect()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("how", "kind"), [(FAIL, NOT_PICKLABLE), (EXIT, NOT_PICKLABLE), (HANG, TIMED_OUT), (LEAVE, CRASHED)]
+)
+@pytest.mark.parametrize("workers", [2, 0])
+def test_an_answer_that_does_not_unpickle_costs_its_row(workers, how, kind):
+    """The model's process finds it out: there it can be killed."""
+    step = ps.RunInference(Answer(lambda row: Sulks(how) if row == 3 else row, max_batch_size=4))
+    handled = step.with_exception_handling(timeout=1.5)
+    good, failures = ps.Pipeline(workers=workers) | ps.Create(range(8)) | "Step" >> handled
+    made = collected(good=good, failures=failures.failed_inferences)
+    assert made["good"] == [row for row in range(8) if row != 3]
+    assert [(row, failure.kind) for row, failure in made["failures"]] == [(3, kind)]

@@ -14,7 +14,7 @@ from penstock import errors
 
 SOURCE = Path(penstock.__file__).parent
 
-BASE = {"failures", "rows", "blocks", "errors"}
+BASE = {"failures", "row_copies", "forks", "rows", "blocks", "errors"}
 
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
 # A folder inside a folder is a layer, too.
@@ -57,7 +57,9 @@ LAYERS = {
     "seeding": set(),
     "retry": {"errors"},
     "failures": {"rows", "errors"},
-    "rows": {"errors"},
+    "row_copies": {"blocks"},
+    "rows": {"forks", "errors"},
+    "forks": set(),
     "crashes": set(),
     "errors": set(),
     "version": set(),

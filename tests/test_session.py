@@ -848,7 +848,8 @@ def test_system_exit_of_a_handler_is_an_error_of_the_step(sessions, duration):
     _, (one, two) = joined(open_session(sessions, handler), 2)
     got = Threads(lambda: ask(one, ["bad"]), lambda: ask(two, ["good"])).join()
     assert [type(error) for error in got.errors] == [StepError, StepError]
-    assert "SystemExit in run_inference()" in str(got.errors[0])
+    assert "step 'step': SystemExit: " in str(got.errors[0])
+    assert "row: 'bad'" in str(got.errors[0])
     two.close()
     assert Threads(lambda: ask(one, ["good"])).all_well() == [answers(["good"])], "the session goes on"
 

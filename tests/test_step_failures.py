@@ -399,3 +399,68 @@ def test_lost_and_doubled_rows_are_noticed():
     ]:
         with pytest.raises(AccountingError, match=message):
             check_counts(Graph(p._nodes), counts | {step: wrong})
+
+
+# Functions that change their rows in place.
+
+
+def pops(row):
+    row["seen"].append(row.pop("n"))
+    if row["seen"] == [2]:
+        raise ValueError("no 2")
+    return row
+
+
+@pytest.mark.parametrize(
+    "step", [ps.Map(pops), ps.FlatMap(lambda row: [pops(row)]), ps.Filter(pops), ps.ParDo(lambda row: [pops(row)])]
+)
+def test_failures_have_rows_as_they_came_and_others_as_they_were_made(pipeline, step):
+    good, failed, _ = run(pipeline, [{"n": row, "seen": []} for row in range(4)], step)
+    assert good == [{"seen": [row]} for row in (0, 1, 3)]
+    assert failed_rows(failed) == [{"n": 2, "seen": []}]
+
+
+def test_every_try_sees_the_row_as_it_came(pipeline):
+    step = ps.Map(pops).with_retry(ps.Retry(attempts=3, on=ValueError, backoff=0))
+    good, failed, _ = run(pipeline, [{"n": row, "seen": []} for row in range(4)], step)
+    assert good == [{"seen": [row]} for row in (0, 1, 3)]
+    assert [(row, failure.message, failure.attempts) for row, failure in failed] == [({"n": 2, "seen": []}, "no 2", 3)]
+
+
+# Errors that are no Exceptions.
+
+
+class PanicError(BaseException):
+    """As Rust libraries raise it."""
+
+
+def panic(row):
+    if row == 7:
+        raise PanicError("at the disco")
+    return row
+
+
+class Cancels(ps.DoFn):
+    def process(self, row):
+        yield panic(row)
+
+
+PANICS = [ps.Map(panic), ps.FlatMap(lambda row: [panic(row)]), ps.Filter(lambda row: panic(row) >= 0), ps.ParDo(Cancels())]
+
+
+@pytest.mark.parametrize("step", PANICS)
+def test_an_error_that_is_no_exception_costs_its_row(pipeline, step):
+    good, failed, _ = run(pipeline, range(10), step)
+    assert good == [row for row in range(10) if row != 7]
+    assert [(row, failure.error_type, failure.message) for row, failure in failed] == [(7, "PanicError", "at the disco")]
+
+
+@pytest.mark.parametrize("step", PANICS)
+def test_an_error_that_is_no_exception_names_step_and_row(pipeline, step):
+    with pytest.raises(StepError, match="step 'Step': PanicError: at the disco\n  row: 7"):
+        (pipeline() | ps.Create(range(10)) | "Step" >> step).collect()
+
+
+def test_such_errors_can_be_the_only_ones_that_are_handled(pipeline):
+    good, failed, _ = run(pipeline, range(10), ps.Map(panic), exc_class=PanicError)
+    assert (len(good), failed_rows(failed)) == (9, [7])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.errors import UsageError
-from penstock.rows import safe_str, user_traceback
+from penstock.rows import SIGNALS, safe_str, user_traceback
 
 # The kinds.
 RAISED = "raised"
@@ -83,14 +83,21 @@ class Handling:
         return self.use_subprocess or self.timeout is not None
 
     def handles(self, exc: BaseException) -> bool:
-        """Whether the error costs its row alone. SystemExit from the user's code counts like an Exception."""
-        return isinstance(exc, self.exc_class) or (isinstance(exc, SystemExit) and issubclass(Exception, self.exc_class))
+        """Whether the error costs its row alone. What is no Exception counts like one: see let_through()."""
+        return isinstance(exc, self.exc_class) or (
+            issubclass(Exception, self.exc_class) and not isinstance(exc, (Exception, *SIGNALS))
+        )
 
 
 def _check_error_class(exc_class: object) -> None:
     classes = exc_class if isinstance(exc_class, tuple) else (exc_class,)
-    if not classes or not all(isinstance(each, type) and issubclass(each, (Exception, SystemExit)) for each in classes):
+    if not classes or not all(isinstance(each, type) and _is_an_error(each) for each in classes):
         raise UsageError(
             f"exc_class={exc_class!r}: expected a class of errors such as ValueError, or a tuple of them; each must be an "
             "Exception, because Ctrl-C and the end of a run pass through every step"
         )
+
+
+def _is_an_error(cls: type) -> bool:
+    """Not a signal, nor a class that signals are of."""
+    return issubclass(cls, BaseException) and not issubclass(cls, SIGNALS) and not issubclass(KeyboardInterrupt, cls)

@@ -9,11 +9,19 @@ from types import CodeType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import StepError
+from penstock.forks import end_if_forked, mapping, this_process
 
 Items = TypeVar("Items", bound=Sequence[Any])
 
 MOST_TOLD = 256  # places that errors came from, whose text is kept
-CAUGHT = (Exception, SystemExit)  # what the user's code may raise for a row; Ctrl-C goes through
+SIGNALS = (KeyboardInterrupt, GeneratorExit)  # no errors: they end what runs. SIGTERM is one of the first
+
+
+def let_through(exc: BaseException) -> None:
+    """Called first with whatever the user's code has raised: all but a signal is its error, also what is no Exception, such
+    as SystemExit, asyncio.CancelledError and the panics of Rust libraries."""
+    if isinstance(exc, SIGNALS):
+        raise exc
 
 
 class PredictionResult(NamedTuple):
@@ -32,13 +40,18 @@ def map_rows(
     An error ends it, unless `forgive`, told the row's position and the error, says to go on: that row is then None."""
     done: list[Any] = []
     rest = iter(rows)
+    began = this_process()
     while True:
         error: BaseException = StopIteration("raised by the step's function")
         try:
-            done.extend(map(function, rest))  # on an error, what was done before it stays in the list
+            with mapping(rest):
+                done.extend(map(function, rest))  # on an error, what was done before it stays in the list
+            end_if_forked(began, step)
             if len(done) >= len(rows):  # map() takes a StopIteration from the function for its own end
                 return done
-        except CAUGHT as exc:
+        except BaseException as exc:
+            end_if_forked(began, step)
+            let_through(exc)
             error = exc
         if forgive is None or not forgive(len(done), error):
             raise row_error(step, rows[len(done)], error) from error
@@ -91,11 +104,13 @@ def measured(measure: Callable[[list[Any]], Any], rows: list[Any], step: str) ->
     step = f"{step} (length)"
     try:
         lengths = list(measure(rows))
-    except Exception as whole:
+    except BaseException as whole:
+        let_through(whole)
         for row in rows:
             try:
                 measure([row])
-            except Exception as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise row_error(step, row, exc) from exc
         raise row_error(step, rows[0], whole) from whole
     if len(lengths) != len(rows):

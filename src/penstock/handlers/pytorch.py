@@ -248,6 +248,11 @@ class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Mod
                 ".with_preprocess_fn(lambda row: torch.tensor(...)), or with a ps.Map before the model"
             )
 
+    def changes_rows(self) -> bool:
+        """Not where all it does with them is to stack them."""
+        plain = type(self).run_inference is _PytorchModelHandler.run_inference
+        return not (plain and self._inference_fn is self._default_inference_fn)
+
     def prepares_ahead(self) -> bool:
         on_gpu = self._device.startswith("cuda") and torch.cuda.is_available()
         return on_gpu and self._inference_fn is self._default_inference_fn

@@ -164,6 +164,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     def after_out_of_memory(self) -> None:
         """Free what can be freed before the rows run again."""
 
+    def changes_rows(self) -> bool:
+        """Whether run_inference() may change, in place, rows that it is given. It sees every row as it was submitted, even
+        if that runs again, and nobody else sees what it changes; a handler that only reads its rows saves their copies."""
+        return True
+
     def max_concurrent_batches(self) -> int:
         """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""
         return 1

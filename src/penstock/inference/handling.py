@@ -13,7 +13,8 @@ from penstock.inference.path import join_keys, name_of
 from penstock.inference.stream import AnySession, InferenceStream, Pending
 from penstock.inference.ticket import Caller, Ticket, not_packed
 from penstock.inference.transform import FAILED_INFERENCES, RunInference, failed_postprocessing, failed_preprocessing
-from penstock.rows import CAUGHT, map_rows, without
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, map_rows, without
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class HandlingStream(InferenceStream):
         for at, batch in zip(passage.at, passage.rows, strict=True):
             try:
                 examples = self._examples_in(batch)
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 if not self._handling.handles(exc):
                     raise
                 self._submit_passage(_Passage([batches[at]], [], [], failed={0: self._failure(exc)}), alone=True)
@@ -191,7 +193,7 @@ class HandlingStream(InferenceStream):
     # Row by row.
 
     def _each(self, function: Callable[[Any], Any], rows: list[Any], what: str) -> tuple[list[Any], dict[int, Failure]]:
-        """function(row) for every row, None where it failed, and the failures by position."""
+        """function(row) for every row, None where it failed, and the failures by position. The rows stay as they are."""
         failed: dict[int, Failure] = {}
 
         def forgive(at: int, exc: BaseException) -> bool:
@@ -199,7 +201,7 @@ class HandlingStream(InferenceStream):
                 failed[at] = self._failure(exc)
             return at in failed
 
-        return map_rows(function, rows, name_of(function, self._step, what), forgive), failed
+        return map_rows(function, own_rows(rows), name_of(function, self._step, what), forgive), failed
 
     def _all_or_each(
         self, function: Callable[[list[Any]], list[Any]], rows: list[Any]
@@ -207,13 +209,15 @@ class HandlingStream(InferenceStream):
         """function(rows); if that fails, of each row alone, None where it failed, and the failures by position."""
         try:
             return function(rows), {}
-        except CAUGHT:
+        except BaseException as exc:
+            let_through(exc)
             made: list[Any] = []
         failed: dict[int, Failure] = {}
         for at, row in enumerate(rows):
             try:
                 made += function([row])
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 origin = exc.__cause__ or exc
                 if isinstance(exc, UsageError) or not self._handling.handles(origin):
                     raise

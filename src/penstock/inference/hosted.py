@@ -76,14 +76,24 @@ class ServedModel:
             QUICK_TURNS.begin()
         return loaded.seconds, loaded.bytes
 
-    def run(self, batch: Block, how: Any, calling: Callable[[], None], final: bool) -> Outcome:
+    def run(
+        self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]
+    ) -> Outcome:
         args, step, handling, retry = how
         assert self._copy is not None
         for told in (self._copy, self._handler):  # a handler that calls its model more than once says so, too
             if hasattr(told, "announce"):
                 told.announce(calling)
-        given = batch if handling is None else rows_of(batch)
-        outcomes = self._copy.outcomes(given, args, step, handling, retry, holds_back=not final)
+        as_given = rows_of if handling is not None else lambda block: block
+        outcomes = self._copy.outcomes(
+            as_given(batch),
+            args,
+            step,
+            handling,
+            retry,
+            holds_back=not final,
+            read_again=lambda: as_given(read_again()),
+        )
         size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
         self._batches += 1
         answers, failures, calls, again = outcomes

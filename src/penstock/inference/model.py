@@ -13,12 +13,14 @@ from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_at, row_count, slice_rows
 from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
+from penstock.forks import end_if_forked, this_process
 from penstock.inference.columns import as_column, concat_columns
 from penstock.inference.handler import ModelHandler
 from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
 from penstock.retry import Retry, Tries
-from penstock.rows import CAUGHT, after, many, row_error, safe_str, shorten
+from penstock.row_copies import own_rows
+from penstock.rows import PredictionResult, after, let_through, many, row_error, safe_str, shorten
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -39,6 +41,35 @@ class _Care(NamedTuple):
     handling: Handling | None
     tries: Tries
     holds_back: bool = False  # no row is blamed for running out of memory: a fresh process may have enough
+
+
+class _Rows:
+    """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again."""
+
+    def __init__(self, batch: Block, may_change: bool, read_again: Callable[[], Block] | None) -> None:
+        self.count = row_count(batch)
+        self._batch = batch
+        self._may_change = may_change
+        self._read_again = read_again
+        self._is_given = False  # the batch itself, which then is no longer what was submitted
+
+    def part(self, start: int, stop: int) -> Block:
+        """Some of the rows, as they were submitted."""
+        if self._is_given and self._read_again is not None:
+            self._batch, self._read_again = self._read_again(), None
+        return slice_rows(self._batch, start, stop)
+
+    def call(self, start: int, stop: int, function: Callable[[Block], Any]) -> Any:
+        """function(rows), with rows that it may change; an answer whose example is one of them gets the row itself."""
+        part = self.part(start, stop)
+        if not self._may_change:
+            return function(part)
+        if self._read_again is not None:
+            self._is_given = True
+            return function(part)
+        given = own_rows(part)
+        answers = function(given)
+        return answers if given is part else _with_examples(answers, given, part)
 
 
 class ModelCopy:
@@ -67,7 +98,8 @@ class ModelCopy:
                 self._loaded = load(self.handler.load_model, self.handler._env_vars)
             except PenstockError:
                 raise
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 what = f"{type(self.handler).__name__}.load_model() raised {type(exc).__name__}: {safe_str(exc)}"
                 raise ModelLoadError(f"step {self.step!r}: {what}") from exc
             return self._loaded
@@ -81,6 +113,7 @@ class ModelCopy:
         retry: Retry | None = None,
         *,
         holds_back: bool = False,
+        read_again: Callable[[], Block] | None = None,
     ) -> Outcomes:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
@@ -90,12 +123,16 @@ class ModelCopy:
         outlasted them is not waited for once more in every part.
 
         holds_back: a row that does not fit alone is not blamed but left `again`, for a caller that can start this process
-        anew; where several are, memory is full, and what has no answer yet is left with them."""
+        anew; where several are, memory is full, and what has no answer yet is left with them.
+
+        read_again: gives the rows once more, to a caller that keeps them elsewhere. The handler is then given the batch
+        itself; without it, copies of what it could change: every call sees the rows as they were submitted."""
         care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
-        answers, raised = self._tried(batch, args, care)
+        rows = _Rows(batch, self.handler.changes_rows(), read_again)
+        answers, raised = self._tried(rows, 0, rows.count, args, care)
         if raised is None:
             return Outcomes(answers, {}, care.tries.made)
-        return self._isolated(batch, args, step, care, raised)
+        return self._isolated(rows, args, step, care, raised)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -129,22 +166,21 @@ class ModelCopy:
         self._own.rows = None
         return rows
 
-    def _tried(self, batch: Block, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
+    def _tried(self, rows: _Rows, start: int, stop: int, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
         """The answers, or what the call raised: the last one, if it may be made again."""
         while True:
             try:
-                return self._call(batch, args), None
-            except CAUGHT as exc:
-                error = self._of_rows(exc, row_count(batch), care.handling)
+                return rows.call(start, stop, lambda batch: self._call(batch, args)), None
+            except BaseException as exc:
+                let_through(exc)
+                error = self._of_rows(exc, stop - start, care.handling)
             if self._is_out_of_memory(error) or not care.tries.again(error):
                 return None, error
 
     def _of_rows(self, exc: BaseException, rows: int, handling: Handling | None) -> BaseException:
         """The error, if rows can be to blame for it; any other is raised."""
         handled = handling is not None and handling.handles(exc)
-        if isinstance(exc, (UsageError, EngineError)) or (
-            isinstance(exc, (PredictionCountError, SystemExit)) and not handled
-        ):
+        if isinstance(exc, (UsageError, EngineError)) or (isinstance(exc, PredictionCountError) and not handled):
             raise exc
         if self._is_out_of_memory(exc):
             if rows > 1:
@@ -152,7 +188,7 @@ class ModelCopy:
             self.handler.after_out_of_memory()
         return exc
 
-    def _isolated(self, batch: Block, args: Any, step: str, care: _Care, raised: BaseException) -> Outcomes:
+    def _isolated(self, rows: _Rows, args: Any, step: str, care: _Care, raised: BaseException) -> Outcomes:
         """Find the rows that are to blame; the calls for that answer the others."""
         pieces: list[tuple[int, Any]] = []  # where a piece starts, and its answers
         handling = care.handling
@@ -161,31 +197,31 @@ class ModelCopy:
         def call(start: int, stop: int) -> BaseException | None:
             nonlocal calls
             calls += 1
-            answers, raised = self._tried(slice_rows(batch, start, stop), args, care)
+            answers, raised = self._tried(rows, start, stop, args, care)
             if raised is None:
                 pieces.append((start, answers))
             return raised
 
         failures: dict[int, Failure] = {}
         too_large: list[int] = []
-        for start, stop, error in self._blamed(row_count(batch), raised, call):
+        for start, stop, error in self._blamed(rows.count, raised, call):
             if care.holds_back and stop - start == 1 and self._is_out_of_memory(error):
                 too_large.append(start)
                 if len(too_large) == MEMORY_IS_FULL:
                     break
                 continue
-            part = slice_rows(batch, start, stop)
             if handling is not None and stop - start > 1 and self.handler.retry_safe:
                 calls += 1
-                _, again = self._tried(part, args, care)
+                _, again = self._tried(rows, start, stop, args, care)
                 if again is None or self._is_out_of_memory(again):
                     continue  # the trouble has passed, and its rows have the answers of their halves
                 error = again
             if handling is None or not handling.handles(error):
-                raise self._error(part, error, step, care.tries.made) from error
+                raise self._error(rows.part(start, stop), error, step, care.tries.made) from error
             failure = self._failure(error, step, stop - start, care.tries.made)
             failures |= dict.fromkeys(range(start, stop), failure)
         calls += care.tries.made - 1
+        batch = rows.part(0, rows.count)
         if not too_large:
             return Outcomes(_put_together(batch, pieces, failures), failures, calls)
         if not isinstance(batch, list):  # a part of a column is none
@@ -236,9 +272,11 @@ class ModelCopy:
         given = row_count(batch)
         if self._slow is not None:
             self._slow.begin()
+        began = this_process()
         try:
             answers = self._answers(batch, args)
         finally:
+            end_if_forked(began, self.step)
             if self._slow is not None:
                 self._slow.end()
         if len(answers) != given:
@@ -278,7 +316,17 @@ class ModelCopy:
         if not missing:
             return batch
         last = slice_rows(batch, row_count(batch) - 1, row_count(batch))
-        return join([batch, *[last] * missing])
+        return join([batch, *(own_rows(last) for _ in range(missing))])
+
+
+def _with_examples(answers: Any, given: list[Any], rows: list[Any]) -> Any:
+    """Answers with the rows as they were submitted for examples, where those are what the handler was given of them."""
+    if PredictionResult not in map(type, answers):
+        return answers
+    return [
+        PredictionResult(row, *answer[1:]) if type(answer) is PredictionResult and answer.example is own else answer
+        for answer, own, row in zip(answers, given, rows, strict=True)
+    ]
 
 
 def _put_together(batch: Block, pieces: list[tuple[int, Any]], failures: Mapping[int, Failure]) -> Any:

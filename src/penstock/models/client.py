@@ -191,7 +191,7 @@ class HostClient:
             self._losses = 0
             try:
                 (answers,) = unpack(self._leases.read(message.payload, fds))
-            except Exception as exc:  # a class that cannot be imported here, or whose unpickling raises
+            except BaseException as exc:  # a class that cannot be imported here, or whose unpickling raises
                 what = f"its answers cannot be unpickled ({type(exc).__name__}: {safe_str(exc)})"
                 error = NotShippableError(f"step {self._spec.name!r}: {what}")
                 error.__cause__ = exc

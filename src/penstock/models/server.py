@@ -52,9 +52,11 @@ class Served(Protocol):
     def load(self) -> tuple[float, int]:
         """Load the model: the seconds and the bytes that it took."""
 
-    def run(self, batch: Block, how: Any, calling: Callable[[], None], final: bool) -> Outcome:
+    def run(
+        self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]
+    ) -> Outcome:
         """The answers to a batch; calling() before each call of the model. Unless it is final, rows that do not fit alone
-        are left for a fresh process."""
+        are left for a fresh process. The model may change the batch; read_again() gives it as it was."""
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
@@ -69,6 +71,20 @@ class _Job(NamedTuple):
     readers: list[int]
     sizes: list[int]  # rows of each piece
     final: bool
+    read_again: Callable[[], Block]
+
+
+class _Entry(NamedTuple):
+    """Rows that were submitted together."""
+
+    block: Block
+    how: Any
+    read_again: Callable[[], memoryview]
+
+    def anew(self) -> Block:
+        """The rows as they came, whatever a model has made of the block."""
+        (block,) = unpack(self.read_again())
+        return block
 
 
 def main(descriptor: str, concurrent: str, timed: str, dumps: str) -> None:
@@ -91,7 +107,7 @@ class _Server:
         self._sending = threading.Lock()
         self._concurrent = concurrent
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
-        self._entries: dict[int, tuple[Block, Any] | Exception] = {}
+        self._entries: dict[int, _Entry | BaseException] = {}
         self._step = ""
         self._segments = Segments()
         self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
@@ -134,7 +150,7 @@ class _Server:
         started = time.perf_counter()
         try:
             calling = lambda: self._send(Calling(job.batch)) if self._timed else None  # noqa: E731
-            outcome = served.run(job.rows, job.how, calling, job.final)
+            outcome = served.run(job.rows, job.how, calling, job.final, job.read_again)
             seconds = time.perf_counter() - started
             again = list(outcome.again)
             if len(again) == sum(job.sizes):
@@ -189,11 +205,12 @@ class _Server:
     def _job(self, message: Run, fds: list[int]) -> _Job | Raised:
         try:
             self._unpack(message.new, fds)
-            pieces = [(*self._entry(number), start, stop) for number, start, stop in message.pieces]
-            rows = gather([(block, start, stop) for block, _, start, stop in pieces])
-            sizes = [stop - start for _, _, start, stop in pieces]
-            return _Job(message.batch, rows, pieces[0][1], message.readers, sizes, message.final)
-        except Exception as exc:  # a row whose class cannot be imported here, or whose unpickling raises
+            pieces = [(self._entry(number), start, stop) for number, start, stop in message.pieces]
+            rows = gather([(entry.block, start, stop) for entry, start, stop in pieces])
+            sizes = [stop - start for _, start, stop in pieces]
+            anew = lambda: gather([(entry.anew(), start, stop) for entry, start, stop in pieces])  # noqa: E731
+            return _Job(message.batch, rows, pieces[0][0].how, message.readers, sizes, message.final, anew)
+        except BaseException as exc:  # a row whose class cannot be imported here, or whose unpickling raises
             what = f"rows cannot be unpickled in the model's process ({type(exc).__name__}: {safe_str(exc)})"
             error = NotShippableError(f"step {self._step!r}: {what}")
             error.__cause__ = exc
@@ -202,9 +219,9 @@ class _Server:
             for number in message.done:
                 self._entries.pop(number, None)
 
-    def _entry(self, number: int) -> tuple[Block, Any]:
+    def _entry(self, number: int) -> _Entry:
         entry = self._entries[number]
-        if isinstance(entry, Exception):
+        if isinstance(entry, BaseException):
             raise entry
         return entry
 
@@ -213,8 +230,8 @@ class _Server:
         for number, payload, how in new:
             try:
                 (block,) = unpack(self._leases.read(payload, fds))
-                self._entries[number] = block, pickle.loads(how)
-            except Exception as exc:
+                self._entries[number] = _Entry(block, pickle.loads(how), self._leases.read_again(payload, fds))
+            except BaseException as exc:
                 self._entries[number] = exc
         for fd in fds:
             os.close(fd)
@@ -260,7 +277,7 @@ def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple
 
 def _packed(answers: list[Any], step: str) -> list[Any]:
     try:
-        return pack(answers, step)
+        return pack(answers, step, checked=True)
     except NotShippableError as exc:
         raise NotShippableError(str(exc).replace("a row of type", "an answer of type", 1)) from exc.__cause__
 

@@ -144,7 +144,9 @@ class PackedShipment:
         """All of the block, or nothing and an error. A failed row that cannot be packed goes as text."""
         cutter = copy.copy(self._cutter)
         try:
-            pieces = [(pack(piece, self._step), row_count(piece), full) for piece, full in self._cutter.cut(block)]
+            pieces = [
+                (pack(piece, self._step, checked=True), row_count(piece), full) for piece, full in self._cutter.cut(block)
+            ]
         except NotShippableError:
             self._cutter = cutter
             if (told := _with_rows_as_text(block)) is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.inference.session import Sessions
+from penstock.rows import let_through
 from penstock.run.fleet import Done, Failed, Payload, Work
 from penstock.seeding import seeded
 from penstock.steps.bundle import BundleResult, Shipment, StageRunner, load_copy
@@ -70,9 +71,8 @@ class Executor:
             for _, shipment in shipments:
                 shipment.discard()
             self._drop(work.stage)
-            is_signal = not isinstance(exc, (Exception, SystemExit))
-            if is_signal and threading.current_thread() is threading.main_thread():
-                raise
+            if threading.current_thread() is threading.main_thread():
+                let_through(exc)
             return Failed(work.task, self._report(exc))
         finally:
             self.work = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,6 +69,8 @@ class Job:
     def programs(self) -> dict[int, bytes]:
         """The stages as they are copied to every thread that runs them. What cannot be copied is found before anything
         starts."""
+        if "__mp_main__" in sys.modules:  # the user's script, in a process that multiprocessing spawned: no worker has it
+            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
         return {stage.index: self._program(stage) for stage in self.plan.stages}
 
     def _program(self, stage: Stage) -> bytes:

@@ -11,7 +11,7 @@ from penstock.batching.fixed import FixedBatches, Pieces
 from penstock.blocks import Block, is_table, join, row_count, rows_of, slice_rows
 from penstock.errors import REPORT, AccountingError, StepError
 from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches
-from penstock.rows import many, row_error, safe_str, shorten, weigh_rows
+from penstock.rows import let_through, many, row_error, safe_str, shorten, weigh_rows
 from penstock.steps.operator import Operator
 
 
@@ -56,7 +56,8 @@ class MapBatchesOperator(Operator):
         try:
             made = self._fn(list(batch) if isinstance(batch, list) else batch)
             made = _as_block(made)
-        except Exception as exc:
+        except BaseException as exc:
+            let_through(exc)
             first = shorten(rows_of(slice_rows(batch, 0, 1))[0])
             raise StepError(
                 f"step {self.label!r}: {type(exc).__name__}: {safe_str(exc)}\n  in a batch of {row_count(batch)} rows, "

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from penstock.blocks import Block, is_table, row_count
+from penstock.blocks import Block, row_count
 from penstock.errors import (
     AccountingError,
     InputError,
@@ -25,6 +25,7 @@ from penstock.errors import (
     StepError,
     TransientError,
 )
+from penstock.forks import end_if_forked
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.io.files import hiding_secrets, open_cause, without_secrets
@@ -33,7 +34,8 @@ from penstock.io.source import FileSource
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
-from penstock.rows import safe_str
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, safe_str
 from penstock.steps.bundle_progress import Line
 from penstock.steps.inference_operator import InferenceOperator
 from penstock.steps.operator import Emit, Operator
@@ -128,6 +130,8 @@ class StageRunner:
             for operator in operators:
                 operator.finish()
         except BaseException as exc:
+            for operator in operators:
+                end_if_forked(operator.process, operator.label)  # what is half done is not the child's to undo
             for operator in operators:
                 operator.abort()
             if isinstance(exc, RefusedError):
@@ -286,7 +290,8 @@ def _writing(label: str, sink: Sink[Any]) -> Iterator[None]:
     except OSError as exc:
         told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
         raise TransientError(f"step {label!r}: writing to {sink.describe()} failed: {told}") from open_cause(exc)
-    except Exception as exc:
+    except BaseException as exc:
+        let_through(exc)
         raise StepError(f"step {label!r}: {type(exc).__name__} while writing: {safe_str(exc)}") from exc
 
 
@@ -333,7 +338,8 @@ def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
         except OSError as exc:
             told = f"{type(exc).__name__}: {without_secrets(str(exc))}"
             raise TransientError(f"step {label!r}: reading failed: {told}") from open_cause(exc)
-        except Exception as exc:
+        except BaseException as exc:
+            let_through(exc)
             told = without_secrets(safe_str(exc))
             raise StepError(f"step {label!r}: {type(exc).__name__} while reading: {told}") from open_cause(exc)
         yield block
@@ -355,25 +361,28 @@ def _as_block(block: Any) -> Block:
 
 
 class Fan:
-    """One emit for several consumers; each gets a list of its own, because user code may change what it is given."""
+    """One emit for several consumers; each gets rows of its own, because user code may change what it is given."""
 
     def __init__(self, ships: list[ShipOperator], others: list[Emit]) -> None:
         self._ships = ships
         self._others = others
-        self._alone = len(ships) + len(others) == 1
 
     @property
     def packs(self) -> bool:
         return any(ship.is_packing for ship in self._ships)
 
     def __call__(self, block: Block) -> None:
+        left = len(self._ships) + len(self._others)
         for ship in self._ships:
+            left -= 1
             try:
-                ship.push(self._own(block))
+                ship.push(self._own(block) if left and not ship.is_packing else block)
             except NotShippableError as exc:
                 raise RefusedError(str(exc), block) from exc.__cause__
         for emit in self._others:
-            emit(self._own(block))
+            left -= 1
+            emit(self._own(block) if left else block)
 
     def _own(self, block: Block) -> Block:
-        return block if self._alone or is_table(block) else list(block)
+        own = own_rows(block)
+        return list(block) if own is block and isinstance(block, list) else own

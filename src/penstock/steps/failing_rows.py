@@ -6,7 +6,7 @@ What a row becomes is put together before any of it leaves. Plain steps, in oper
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
@@ -14,18 +14,21 @@ from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
 from penstock.pipeline.handled import FAILURES, Handleable
 from penstock.retry import Tried
+from penstock.row_copies import own_row, own_rows
 from penstock.rows import many, map_rows, row_error, without
 from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
 
 
 class RowGuard:
-    """A function of one row with its retries, and what becomes of its errors. Used by one thread."""
+    """A function of one row with its retries, and what becomes of its errors. Used by one thread.
+
+    The function may change its row: each try sees it as it came, and as it came it leaves with its failure."""
 
     def __init__(self, label: str, function: Callable[[Any], Any], step: Handleable[Any, Any]) -> None:
         self._label = label
         self._handling = step.handling
-        self._tried = None if step.retry is None else Tried(function, step.retry)
+        self._tried = None if step.retry is None else Tried(lambda row: function(own_row(row)), step.retry)
         self._function = self._tried or function
 
     def each(self, rows: list[Any]) -> tuple[list[Any], dict[int, Failure]]:
@@ -39,7 +42,8 @@ class RowGuard:
             failed[at] = Failure.of(exc, self._label, attempts=attempts)
             return True
 
-        return map_rows(self._function, rows, self._label, forgive), failed
+        given = rows if self._tried else own_rows(rows)
+        return map_rows(self._function, given, self._label, forgive), failed
 
     def not_packed(self, made: list[Any], failed: Collection[int]) -> dict[int, Failure]:
         """The failures of rows of which something was made that cannot be sent to another process, where handled."""
@@ -66,54 +70,43 @@ class GuardedOperator(Operator):
         """The step's function, made to give all that a row becomes."""
         return fn
 
-    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
-        """The rows that go on, of rows none of which failed and what was made of each."""
+    def given_for(self, made: list[Any]) -> list[Any]:
+        """The rows that go on, from what was made of rows none of which failed."""
         raise NotImplementedError
-
-    def leaving(self, rows: list[Any], made: list[Any]) -> list[Any]:
-        """For each row what goes on of it, whatever its shape."""
-        return made
 
     def push(self, block: Block) -> None:
         for rows in self._pacer.pieces(rows_of(block)):
             made, failed = self._guard.each(rows)
             self.count.rows_in += len(rows)
-            given = self.given_for(without(rows, failed), without(made, failed))
+            given = self.given_for(without(made, failed))
             saw_made(self._pacer, len(rows), given)
             try:
                 self.emit(given)
             except RefusedError as exc:
-                leaving = self.leaving(rows, made)
-                refused = self._guard.not_packed(leaving, failed) if exc.block is given else {}
+                refused = self._guard.not_packed(made, failed) if exc.block is given else {}
                 if not refused:
                     raise
                 failed |= refused
-                self.emit(self.given_for(without(rows, failed), without(made, failed)))
+                self.emit(self.given_for(without(made, failed)))
             self.fail([(rows[at], failed[at]) for at in sorted(failed)], FAILURES)
 
 
 class GuardedMap(GuardedOperator):
-    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+    def given_for(self, made: list[Any]) -> list[Any]:
         return made
-
-
-class GuardedFilter(GuardedOperator):
-    def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], bool]:
-        return lambda row: bool(fn(row))
-
-    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
-        return list(compress(rows, made))
-
-    def leaving(self, rows: list[Any], made: list[Any]) -> list[Any]:
-        return [row if kept else None for row, kept in zip(rows, made, strict=True)]
 
 
 class GuardedFlatMap(GuardedOperator):
     def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
         return lambda row: list(many(fn(row), "the function"))
 
-    def given_for(self, rows: list[Any], made: list[Any]) -> list[Any]:
+    def given_for(self, made: list[Any]) -> list[Any]:
         return list(chain.from_iterable(made))
+
+
+class GuardedFilter(GuardedFlatMap):
+    def whole(self, fn: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+        return lambda row: [row] if fn(row) else []
 
 
 def saw_made(pacer: Pacer, rows: int, made: list[Any]) -> None:

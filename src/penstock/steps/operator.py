@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from penstock.blocks import Block, row_count
 from penstock.failures import Failure
+from penstock.forks import end_if_forked, this_process
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
@@ -19,6 +20,7 @@ class Operator:
 
     def __init__(self, label: str) -> None:
         self.label = label
+        self.process = this_process()
         self.count = StepCount()
         self.metrics = Metrics()
         self._outputs: dict[str, Emit] = {}
@@ -29,6 +31,7 @@ class Operator:
     def emit(self, block: Block, tag: str = MAIN) -> None:
         rows = row_count(block)
         if rows:
+            end_if_forked(self.process, self.label)
             self._outputs[tag](block)
             self.count.rows_out += rows
             if len(self._outputs) > 1:

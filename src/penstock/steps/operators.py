@@ -11,10 +11,11 @@ from itertools import compress, islice
 from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
+from penstock.forks import end_if_forked
 from penstock.inference.session import Sessions
 from penstock.inference.ticket import Caller
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
-from penstock.rows import CAUGHT, many, map_rows, row_error
+from penstock.rows import let_through, many, map_rows, row_error
 from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
 from penstock.steps.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap
 from penstock.steps.inference_operator import InferenceOperator
@@ -79,11 +80,13 @@ class FlatMapOperator(Operator):
                 items = iter(many(self._fn(row), "the function"))
                 while True:
                     made.extend(islice(items, self._pacer.rows - len(made)))
+                    end_if_forked(self.process, self.label)
                     if len(made) < self._pacer.rows:
                         break
                     yield made
                     made = []
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise row_error(self.label, row, exc) from exc
         if made:
             yield made

@@ -8,10 +8,11 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
+from penstock.forks import end_if_forked
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.handled import FAILURES
 from penstock.pipeline.transforms import ParDo, TaggedOutput
-from penstock.rows import CAUGHT, row_error, rows_made, safe_str, without
+from penstock.rows import let_through, row_error, rows_made, safe_str, without
 from penstock.steps.failing_rows import RowGuard, saw_made
 from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
@@ -39,10 +40,12 @@ class ParDoOperator(Operator):
             self.count.rows_in += 1
             try:
                 items = process(row, *args, **kwargs)
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise row_error(self.label, row, exc) from exc
             if items is not None:
                 self._take(items, "process()", lambda exc, row=row: row_error(self.label, row, exc))  # type: ignore[misc]
+            end_if_forked(self.process, self.label)
         self._emit_all()
 
     def finish(self) -> None:
@@ -64,7 +67,8 @@ class ParDoOperator(Operator):
                 item = next(iterator)
             except StopIteration:
                 return
-            except CAUGHT as exc:
+            except BaseException as exc:
+                let_through(exc)
                 raise error(exc) from exc
             self._put(item, error)
 
@@ -99,7 +103,8 @@ class ParDoOperator(Operator):
             return call()
         except PenstockError:
             raise
-        except Exception as exc:
+        except BaseException as exc:
+            let_through(exc)
             raise self._error(method, exc) from exc
 
     def _error(self, method: str, exc: BaseException) -> StepError:

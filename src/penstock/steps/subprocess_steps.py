@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.blocks import Block, rows_of
+from penstock.forks import end_if_forked, this_process
 from penstock.inference.handler import ModelHandler
 from penstock.inference.session import Sessions
 from penstock.inference.stream import InferenceStream
@@ -23,7 +24,7 @@ class IsolatedOperator(InferenceOperator):
     """A Map, FlatMap, Filter or ParDo with a timeout, or in a subprocess."""
 
     def __init__(self, label: str, transform: Handleable[Any, Any], sessions: Sessions, caller: Caller) -> None:
-        inference: RunInference[Any, Any] = RunInference(StepHandler(transform))
+        inference: RunInference[Any, Any] = RunInference(StepHandler(transform, label))
         inference.handling, inference.retry = transform.handling, transform.retry
         super().__init__(label, inference, sessions, caller)
         self._tags = transform.good_tags()
@@ -44,9 +45,10 @@ class IsolatedOperator(InferenceOperator):
 class StepHandler(ModelHandler[Any, _Made, Callable[[Any], _Made]]):
     """A step as a model: its answer to a row is what the step makes of it."""
 
-    def __init__(self, step: Handleable[Any, Any]) -> None:
+    def __init__(self, step: Handleable[Any, Any], label: str) -> None:
         super().__init__(max_batch_size=BATCH)
         self._step = step
+        self._label = label
         self._calling: Callable[[], None] | None = None
 
     def load_model(self) -> Callable[[Any], _Made]:
@@ -60,8 +62,10 @@ class StepHandler(ModelHandler[Any, _Made, Callable[[Any], _Made]]):
         self, batch: Sequence[Any], model: Callable[[Any], _Made], inference_args: Mapping[str, Any] | None = None
     ) -> list[_Made]:
         made = []
+        began = this_process()
         for row in batch:
             if self._calling is not None:
                 self._calling()
             made.append(model(row))
+            end_if_forked(began, self._label)
         return made

@@ -15,18 +15,22 @@ import cloudpickle
 
 from penstock.blocks import Block
 from penstock.errors import NotShippableError
-from penstock.rows import safe_str, shorten
+from penstock.rows import let_through, safe_str, shorten
 
 _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
 _PICKLED, _ARROW = 0, 1
 STACKED_BYTES = 16 << 10  # of an array that is packed together with others
+_SURE = {"builtins", "collections", "datetime", "decimal", "numpy", "pandas", "penstock", "PIL", "pyarrow", "torch", "uuid"}
 ALIGNMENT = 64  # of every buffer in a chunk: arrays that lie askew are slow, and some frameworks refuse them
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """By value what the other process cannot import; and of a tensor that is a view, its own elements only."""
 
+    foreign = False  # whether it has met an object whose unpickling may do anything
+
     def reducer_override(self, obj: Any) -> Any:
+        self.foreign = self.foreign or str(type(obj).__module__).partition(".")[0] not in _SURE
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is getattr(torch, "Tensor", None) and _is_plain(torch, obj):
             if obj.dtype is torch.bfloat16:  # NumPy has no such type
@@ -82,9 +86,15 @@ def _tensor_of(array: Any, bfloat16: bool = False) -> Any:
 
 def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Rows as a pickle that pickle.loads() reads; with a callback, the contents of arrays go there instead."""
+    return _dump(rows, buffer_callback)[0]
+
+
+def _dump(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> tuple[bytes, bool]:
+    """The pickle, and whether it may fail to load."""
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(rows)
-        return file.getvalue()
+        pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
+        pickler.dump(rows)
+        return file.getvalue(), pickler.foreign
 
 
 class _Stacked:
@@ -118,8 +128,11 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
     return _Stacked(torch.stack(rows).numpy(), True) if all(_is_plain(torch, row) for row in rows) else None  # type: ignore[union-attr]
 
 
-def pack(block: Block, step: str = "") -> list[Any]:
-    """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows."""
+def pack(block: Block, step: str = "", *, checked: bool = False) -> list[Any]:
+    """A block as buffers: its arrays are not copied into the pickle, its columns are not turned into rows.
+
+    checked: objects of classes that are not known to load are loaded once, here. A row that does not load is then refused
+    where it was made, in a process that may be killed if that hangs, and not where others wait for it."""
     buffers: list[Any] = []
     if not isinstance(block, list):
         kind = _ARROW
@@ -128,19 +141,31 @@ def pack(block: Block, step: str = "") -> list[Any]:
         kind = _PICKLED
         outside: list[pickle.PickleBuffer] = []
         try:
-            buffers.append(dump_rows(_stacked(block) or block, outside.append))
-        except Exception as exc:
+            data, foreign = _dump(_stacked(block) or block, outside.append)
+            buffers.append(data)
+            if checked and foreign:
+                _check_loads(data, outside)
+        except BaseException as exc:
+            let_through(exc)
             raise _not_shippable(block, step, exc) from exc
         buffers.extend(buffer.raw() for buffer in outside)
     header = _COUNT.pack(kind, len(buffers)) + struct.pack(f"!{len(buffers)}Q", *map(length, buffers))
     return [padded for buffer in (header, *buffers) for padded in (buffer, bytes(-length(buffer) % ALIGNMENT))]
 
 
-def why_not_packed(row: Any) -> Exception | None:
-    """What keeps a row from being packed, if anything does."""
+def _check_loads(data: bytes, outside: Sequence[pickle.PickleBuffer]) -> None:
+    load_pickle(data, [bytearray(buffer.raw()) for buffer in outside])  # copies: loading may change what it is given
+
+
+def why_not_packed(row: Any) -> BaseException | None:
+    """What keeps a row from being packed, or from being loaded again, if anything does."""
+    outside: list[pickle.PickleBuffer] = []
     try:
-        dump_rows(row, lambda _: None)
-    except Exception as exc:
+        data, foreign = _dump(row, outside.append)
+        if foreign:
+            _check_loads(data, outside)
+    except BaseException as exc:
+        let_through(exc)
         return exc
     return None
 
@@ -202,7 +227,7 @@ def length(buffer: Any) -> int:
     return memoryview(buffer).nbytes
 
 
-def _not_shippable(rows: list[Any], step: str, exc: Exception) -> NotShippableError:
+def _not_shippable(rows: list[Any], step: str, exc: BaseException) -> NotShippableError:
     row = next((row for row in rows if why_not_packed(row) is not None), rows)
     return NotShippableError(
         f"step {step!r}: a row of type {type(row).__name__} cannot be sent to another process "

@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.transport.channel import anonymous_file, write_all
@@ -189,6 +189,13 @@ class Leases:
         lease = (ctypes.c_char * ref.size).from_buffer(self._mapped(fds[ref.at], ref))
         weakref.finalize(lease, self.freed.append, (ref.owner, ref.number)).atexit = False
         return memoryview(lease).cast("B")
+
+    def read_again(self, payload: bytes | SegmentRef, fds: Sequence[int]) -> Callable[[], memoryview]:
+        """What gives, later, a copy of what a message carries as it is in the segment, whatever was written here since."""
+        if isinstance(payload, bytes):
+            return lambda: memoryview(bytearray(payload))
+        shared = mmap.mmap(fds[payload.at], payload.size, prot=mmap.PROT_READ)
+        return lambda: memoryview(bytearray(shared))
 
     def take_freed(self) -> dict[str, list[int]]:
         """What was freed since the last time, by owner."""

@@ -24,7 +24,7 @@ _FREE = {
 }
 _FREE_PATTERN = re.compile(r"(^|_)(timeouts?|retry|retries|attempts|api_key|password)(_|$)")
 _FREE_METHODS = {
-    *("accelerator", "after_out_of_memory", "batch_elements_kwargs", "get_lengths", "get_metrics_namespace"),
+    *("accelerator", "after_out_of_memory", "batch_elements_kwargs", "changes_rows", "get_lengths", "get_metrics_namespace"),
     *("get_num_bytes", "get_resource_hints", "is_out_of_memory", "measures_length", "model_files", "prepares_ahead"),
     *("share_model_across_processes", "validate_inference_args", "__init__"),
 }

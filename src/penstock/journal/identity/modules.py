@@ -18,6 +18,7 @@ Contents: TypeAlias = tuple[str, list[Import]]  # of a file: a digest, and what 
 Origin: TypeAlias = Literal["user", "library", "known"]
 
 DIGEST_BYTES = 8
+SCRIPTS = ("__main__", "__mp_main__")  # the user's script; the second in a process that multiprocessing spawned
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
@@ -27,7 +28,7 @@ def origin_of(module: object) -> Origin:
     What is Python's or ours is known by its name alone, so that a patch release changes nothing.
     """
     name = module if isinstance(module, str) else ""
-    return "user" if name == "__main__" else _origin(name, getattr(sys.modules.get(name), "__file__", None))
+    return "user" if name in SCRIPTS else _origin(name, getattr(sys.modules.get(name), "__file__", None))
 
 
 def _origin(name: str, file: str | None) -> Origin:
@@ -54,7 +55,7 @@ def imported(each: Import, package: str) -> list[str]:
 
 def file_of(name: str) -> str | None:
     """The file of a module, if it is the user's; the same before and after it is loaded. Nothing is imported for it."""
-    if name == "__main__":
+    if name in SCRIPTS:
         return None
     top, *rest = name.split(".")
     try:
