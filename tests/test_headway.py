@@ -14,13 +14,8 @@ from penstock.io.source import Source
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.pipeline.pipeline import Graph
-from penstock.run.coordinator import Coordinator, Tally
-from penstock.run.file_changes import FileWatch, Input
-from penstock.run.outcomes import SplitId
 from penstock.run.plan import make_plan
-from penstock.run.protocol import Died, Done, Progress, Ready
-from penstock.run.schedule import PoolSize, Scheduler
-from penstock.steps.bundle import Assignment, BundleResult, StageRunner
+from penstock.steps.bundle import Assignment, StageRunner
 from penstock.steps.bundle_progress import Line
 
 
@@ -201,38 +196,3 @@ def test_a_line_only_grows_and_ends_with_all_rows(sizes, first, second):
     assert line.rows_read == sum(sizes)
     line.start()
     assert line.rows_done() == line.rows_read == 0
-
-
-class Scripted:
-    """Workers that tell what a list says, and give each task to the worker that was started last."""
-
-    def __init__(self, script):
-        self.script = script
-        self.worker = -1
-
-    def start(self, pool, worker):
-        self.worker = worker
-        self.script.insert(0, Ready())
-
-    def assign(self, worker, work): ...
-
-    def stop(self, worker): ...
-
-    def wait(self, seconds):
-        return [(self.worker, self.script.pop(0))]
-
-
-def test_rows_of_a_split_that_died_are_forgotten():
-    p = ps.Pipeline()
-    p | ps.Create([1, 2, 3]) | ps.Map(str)
-    plan, scheduler, tally, seen = make_plan(Graph(p._nodes)), Scheduler([(0, ())], {0: PoolSize(1)}), Tally(), []
-    scheduler.add(0, 0, (0,), range(3), origin=SplitId(0, 0))
-    files = FileWatch([Input(step.label, source, ()) for _, _, step, source in plan.sources()])
-    done = Done(0, BundleResult(rows_read=3), [])
-    workers = Scripted([Progress({0: 2}), Died(1), Progress({0: 1}), done])
-
-    def watch(tally, running):
-        seen.append((dict(tally.running_rows), tally.stage_rows.get(0, 0)))
-
-    Coordinator("run", plan, scheduler, workers, (), tally, files, watch).run()
-    assert seen == [({}, 0), ({0: 2}, 0), ({}, 0), ({}, 0), ({0: 1}, 0), ({}, 3)]

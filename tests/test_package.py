@@ -22,12 +22,11 @@ LAYERS = {
     "cli": {"journal", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors", "version"},
     "engines": {"engines.local"},
     "engines.local": {
-        *("journal", "journal.identity", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options"),
-        *("transport", *BASE),
+        *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport", "crashes"),
     },
     "journal": {
-        *("journal.identity", "run", "steps", "inference", "io", "observe", "pipeline", "options", "transport", "crashes"),
-        *("version", *BASE),
+        *("journal.identity", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options", "transport"),
+        *("crashes", "version", *BASE),
     },
     "journal.identity": {"run", "steps", "inference", "io", "pipeline", *BASE},
     "run": {
@@ -44,7 +43,7 @@ LAYERS = {
         *BASE,
     },
     "steps": {"inference", "io", "batching", "observe", "pipeline", "transport", "retry", *BASE},
-    "testing": {"inference", "io", "pipeline", "rows", "blocks", "errors"},
+    "testing": {"inference", "io", "observe", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"inference", "io", "rows", "blocks", "errors"},
     "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
     "io": {"pipeline", "crashes", *BASE},

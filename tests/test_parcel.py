@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.blocks import byte_size, row_count, rows_of
+from penstock.engines.local.wire import take_files, travelling
 from penstock.errors import NotShippableError
 from penstock.run import chunks as chunk_files
-from penstock.run.chunks import AnonymousFile, Chunk, Cutter, KeptShipment, PackedShipment
+from penstock.run.chunks import AnonymousFile, Chunk, Cutter, KeptRows, PackedShipment
 from penstock.transport import channel as channels
 from penstock.transport.channel import Channel, anonymous_file, read_all, write_all
 from penstock.transport.packing import ALIGNMENT, pack, unpack
@@ -291,29 +292,30 @@ def is_on_disk(fd):
     return not os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
 
 
-def arrived(shipment):
-    """The chunks as the receiver sees them: files instead of their positions."""
-    files = [AnonymousFile(os.dup(fd)) for fd in shipment.fds]
-    for chunk in shipment.numbered(list(shipment.fds)):
-        if isinstance(chunk.file, int):
-            chunk.file = files[chunk.file].shared()
-    return shipment.chunks
+def arrived(chunks):
+    """The chunks as the receiver of a message sees them, which has descriptors of its own."""
+    fds = []
+    sent = pickle.loads(pickle.dumps([travelling(chunk, fds) for chunk in chunks]))
+    take_files(sent, [os.dup(fd) for fd in fds])
+    return sent
+
+
+def fds_of(shipment):
+    return [file.fd for file in shipment.files]
 
 
 def test_an_empty_shipment():
     shipment = PackedShipment("step", Cutter(False))
-    shipment.seal()
-    assert shipment.chunks == []
-    assert shipment.fds == []
+    assert shipment.seal() == []
+    assert shipment.files == []
 
 
 def test_what_is_small_travels_in_the_message():
     shipment = PackedShipment("step", Cutter(False))
     shipment.add([1, 2])
     shipment.add([3])
-    shipment.seal()
-    (chunk,) = shipment.chunks
-    assert (chunk.rows, chunk.size, shipment.fds) == (3, len(chunk.data), [])
+    (chunk,) = shipment.seal()
+    assert (chunk.rows, chunk.size, shipment.files) == (3, len(chunk.data), [])
     assert list(pickle.loads(pickle.dumps(chunk)).read()) == [[1, 2], [3]]
 
 
@@ -322,13 +324,13 @@ def test_what_is_larger_goes_to_memory_and_what_is_more_to_disk(small):
     rows = [np.full(40, number) for number in range(200)]
     for at in range(0, 200, 10):
         shipment.add(rows[at : at + 10])
-    shipment.seal()
+    made = shipment.seal()
     try:
-        assert len(shipment.fds) == 2
+        assert len(shipment.files) == 2
         if sys.platform == "linux":
-            assert [is_on_disk(fd) for fd in shipment.fds] == [False, True]
-        chunks = arrived(shipment)
-        assert {chunk.file.fd for chunk in chunks} != set(shipment.fds)
+            assert [is_on_disk(fd) for fd in fds_of(shipment)] == [False, True]
+        chunks = arrived(made)
+        assert {chunk.file.fd for chunk in chunks}.isdisjoint(fds_of(shipment))
         assert sum(chunk.rows for chunk in chunks) == 200
         assert same([row for chunk in chunks for block in chunk.read() for row in block], rows)
         in_memory = [chunk for chunk in chunks if chunk.file is chunks[0].file]
@@ -342,7 +344,7 @@ def test_what_is_larger_goes_to_memory_and_what_is_more_to_disk(small):
 def test_discard_closes_the_files(small):
     shipment = PackedShipment("step", Cutter(False))
     shipment.add([b"x" * 900 for _ in range(50)])
-    fds = list(shipment.fds)
+    fds = fds_of(shipment)
     assert fds
     shipment.discard()
     for fd in fds:
@@ -350,15 +352,29 @@ def test_discard_closes_the_files(small):
             os.fstat(fd)
 
 
+def test_a_chunk_that_cannot_be_written_leaves_no_file(small, monkeypatch):
+    def full(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(chunk_files, "write_all", full)
+    shipment = PackedShipment("step", Cutter(False))
+    with pytest.raises(OSError, match="no space"):
+        shipment.add([b"x" * 900 for _ in range(50)])
+    (fd,) = fds_of(shipment)
+    shipment.discard()
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
 def test_descriptors_are_numbered_within_the_whole_message(small):
     shipments = [PackedShipment("step", Cutter(False)) for _ in range(2)]
     for number, shipment in enumerate(shipments):
         shipment.add([bytes([number]) * 900 for _ in range(30)])
-        shipment.seal()
-    fds = [fd for shipment in shipments for fd in shipment.fds]
-    first, second = ({chunk.file for chunk in shipment.numbered(fds)} for shipment in shipments)
-    assert first == set(range(len(shipments[0].fds)))
-    assert second == set(range(len(shipments[0].fds), len(fds)))
+    fds = []
+    first, second = ({travelling(chunk, fds).file for chunk in shipment.seal()} for shipment in shipments)
+    assert fds == [fd for shipment in shipments for fd in fds_of(shipment)]
+    assert first == set(range(len(shipments[0].files)))
+    assert second == set(range(len(shipments[0].files), len(fds)))
     for shipment in shipments:
         shipment.discard()
 
@@ -375,12 +391,13 @@ def test_a_file_is_closed_with_its_last_chunk():
 
 
 def test_blocks_that_stay_are_not_copied():
-    shipment = KeptShipment()
+    shipment = KeptRows()
     blocks = [[1, 2], pa.table({"x": [1]}), [threading.Lock()]]
     for block in blocks:
         shipment.add(block)
-    (chunk,) = shipment.chunks
-    assert all(one is other for one, other in zip(chunk.read(), blocks, strict=True))
+    (kept,) = shipment.seal()
+    assert all(one is other for one, other in zip(kept.read(), blocks, strict=True))
+    assert kept.rows == 4
 
 
 def test_packed_blocks_can_stay_and_the_many_of_them_are_on_disk(small):
@@ -389,13 +406,12 @@ def test_packed_blocks_can_stay_and_the_many_of_them_are_on_disk(small):
     for at in range(0, 200, 10):
         shipment.add(rows[at : at + 10])
     shipment.seal()
-    shipment.keep()
     assert same([row for chunk in shipment.chunks for block in chunk.read() for row in block], rows)
     assert sum(chunk.rows for chunk in shipment.chunks) == 200
-    assert [is_on_disk(fd) for fd in shipment.fds] == [False, True]
+    assert [is_on_disk(fd) for fd in fds_of(shipment)] == [False, True]
     for chunk in shipment.chunks:
         chunk.release()
-    for fd in shipment.fds:
+    for fd in fds_of(shipment):
         with pytest.raises(OSError):
             os.fstat(fd)
 

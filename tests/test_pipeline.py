@@ -163,9 +163,16 @@ def test_sizes(text, size):
 
 
 def test_another_engine_gets_the_graph():
+    class Note:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def wait(self):
+            return ps.RunResult(run="x", seconds=0, counts={})
+
     class Notes:
-        def run(self, graph, options):
-            return ps.RunResult(run="x", seconds=0, counts={}), {pcoll: [options.workers] for pcoll in graph.collect}
+        def start(self, graph, options):
+            return Note({pcoll: [options.workers] for pcoll in graph.collect})
 
         def explain(self, graph, options):
             return f"{len(graph.nodes)} nodes"

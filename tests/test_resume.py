@@ -287,7 +287,7 @@ def test_a_run_that_overwrites_replaces_the_output_when_it_is_done(folder):
 REPLACING = """
 import importlib.metadata, os, sys, traceback
 import fsspec.implementations.local
-import penstock as ps, penstock.engines.local.journaled, penstock.io.lines
+import penstock as ps, penstock.journal.journaled, penstock.io.lines
 from penstock import crashes
 
 importlib.metadata.distributions = lambda: ()  # to read what is known of all packages takes longer than the run

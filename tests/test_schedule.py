@@ -232,17 +232,19 @@ class Simulator:
 
     def die(self, worker):
         held = [self.books[number] for number in self.workers.pop(worker).running]
-        fatal = self.scheduler.worker_died(worker, self.now)
+        blameless = self.random.choice([False, False, True])
+        fatal = self.scheduler.worker_died(worker, self.now, blameless=blameless)
         self.deaths += 1
-        if len(held) == 1:
+        charged = len(held) == 1 and not blameless
+        if charged:
             held[0].troubles += 1
-        if len(held) == 1 and held[0].troubles >= schedule.ATTEMPTS:
+        if charged and held[0].troubles >= schedule.ATTEMPTS:
             assert fatal is not None
             assert self.books[fatal.payload] is held[0]
             raise RunEndedError
         assert fatal is None, "a task was charged that had company, or too early"
         for book in held:
-            book.suspect = True
+            book.suspect = book.suspect or not blameless
             self.wait(book)
 
     def wait(self, book):
@@ -480,6 +482,32 @@ def test_the_fourth_death_alone_ends_the_run():
     assert started(scheduler) == [(3, "killer")]
     fatal = scheduler.worker_died(3, 0.0)
     assert (fatal.payload, fatal.troubles, fatal.attempt) == ("killer", 4, 4)
+
+
+def test_a_blameless_death_charges_nothing_however_often_it_happens():
+    scheduler = with_splits(one_pool(slots=2), "a", "b")
+    for death in range(3 * schedule.ATTEMPTS):
+        assert started(scheduler) == [(death, "a"), (death, "b")], "they are no suspects: they run together again, at once"
+        assert scheduler.worker_died(death, 0.0, blameless=True) is None
+    assert started(scheduler) == [(death + 1, "a"), (death + 1, "b")]
+    assert [scheduler.task_done(death + 1, number).troubles for number in (0, 1)] == [0, 0]
+    assert scheduler.deaths == 3 * schedule.ATTEMPTS
+
+
+def test_a_blameless_death_clears_no_suspect():
+    scheduler = with_splits(one_pool(slots=2), "a", "b")
+    started(scheduler)
+    scheduler.worker_died(0, 0.0)
+    assert started(scheduler) == [(1, "a")]
+    scheduler.worker_died(1, 0.0, blameless=True)
+    assert started(scheduler) == [(2, "a")], "alone still"
+
+
+def test_blameless_deaths_before_a_worker_is_ready_do_not_end_the_run():
+    scheduler = with_splits(one_pool(workers=1), "a")
+    for worker in range(2 * schedule.KILLED_START_ATTEMPTS):
+        assert decide(scheduler) == [("start", worker)]
+        assert scheduler.start_failed(worker, killed=True, blameless=True)
 
 
 def test_passing_trouble_and_deaths_alone_add_up():

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is w
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import os
 import runpy
@@ -13,17 +14,18 @@ import signal
 import sqlite3
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.journal.errors import KEPT
 from penstock.journal.status import status, verify
+from penstock.observe.progress import StageProgress
 from penstock.observe.result import RunResult
 from penstock.observe.summary import summary, warnings
 from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import Engine, Graph, Pipeline, engine_override
+from penstock.pipeline.pipeline import ENGINES, Engine, Graph, Pipeline, RunHandle, engine_named, engine_override
 from penstock.rows import original_traceback
 from penstock.transport.reports import IN_A_WORKER
 from penstock.version import __version__
@@ -139,6 +141,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 def _flags() -> argparse.ArgumentParser:
     """The flags of commands that run a script. None may be shortened: the script may have one that begins like it."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    flags.add_argument("--engine", choices=ENGINES, help="where to run (default: as the script says)")
     flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
     flags.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
     flags.add_argument(
@@ -168,23 +171,14 @@ def _flags() -> argparse.ArgumentParser:
 def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
-    names = (
-        "workers",
-        "threads_per_worker",
-        "deterministic",
-        "progress",
-        "run_dir",
-        "fresh",
-        "accept_changes",
-        "input_digests",
-    )
-    flags = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    names = [field.name for field in dataclasses.fields(RunOptions)]
+    flags = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if "accept_changes" in flags:
         flags["accept_changes"] = tuple(flags["accept_changes"])
-    session = _Explaining() if arguments.command == "explain" else _Running()
+    session = _Session(explains=arguments.command == "explain")
 
     def override(engine: Engine, options: RunOptions) -> tuple[Engine, RunOptions]:
-        session.engine = engine
+        session.engine = engine if arguments.engine is None else engine_named(arguments.engine)
         return session, options.replace(flags)
 
     token = engine_override.set(override)
@@ -208,7 +202,7 @@ def _execute(script: str, session: _Session) -> int:
     except PenstockError:
         raise
     except Exception as exc:
-        if session.count and isinstance(session, _Explaining):
+        if session.count and session.explains:
             _say(f"penstock: the script stopped after that, without rows to work on: {exc!r}")
             return 0
         _print_script_error(exc, script)
@@ -219,10 +213,11 @@ def _execute(script: str, session: _Session) -> int:
 
 
 class _Session:
-    """Stands before a script's own engine, and counts what came by."""
+    """Stands before a script's own engine, counts what comes by, and runs or explains it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, explains: bool) -> None:
         self.engine: Engine | None = None
+        self.explains = explains
         self.count = 0
         self.run_dirs: dict[Any, bool] = {}  # of its runs, and whether each is done
 
@@ -230,14 +225,12 @@ class _Session:
         assert self.engine is not None
         return self.engine.explain(graph, options)
 
-    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        raise NotImplementedError
-
-
-class _Running(_Session):
-    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+    def start(self, graph: Graph, options: RunOptions) -> RunHandle:
         assert self.engine is not None
         self.count += 1
+        if self.explains:
+            _say(self.explain(graph, options), sys.stdout)
+            return _NotRun()
         if options.run_dir is not None and options.run_dir in self.run_dirs:
             done = "the one before this is done, and is kept there; " if self.run_dirs[options.run_dir] else ""
             raise UsageError(
@@ -245,19 +238,43 @@ class _Running(_Session):
                 f"{done}give each of them its own: ps.Pipeline(run_dir=...)"
             )
         self.run_dirs[options.run_dir] = False
-        result, rows = self.engine.run(graph, options)
-        self.run_dirs[options.run_dir] = True
+        return _Reported(self.engine.start(graph, options), self.run_dirs, options)
+
+
+class _Reported:
+    """A run that says what it did when it is done."""
+
+    def __init__(self, run: RunHandle, run_dirs: dict[Any, bool], options: RunOptions) -> None:
+        self._run = run
+        self._run_dirs = run_dirs
+        self._options = options
+        self.stop, self.progress = run.stop, run.progress
+
+    @property
+    def rows(self) -> Mapping[PCollection[Any], list[Any]]:
+        return self._run.rows
+
+    def wait(self) -> RunResult:
+        result = self._run.wait()
+        self._run_dirs[self._options.run_dir] = True
         for warning in warnings(result):
             _say(f"penstock: warning: {warning}")
-        _say(f"penstock: {summary(result, options.run_dir)}")
-        return result, rows
+        _say(f"penstock: {summary(result, self._options.run_dir)}")
+        return result
 
 
-class _Explaining(_Session):
-    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        self.count += 1
-        _say(self.explain(graph, options), sys.stdout)
-        return RunResult(run="", seconds=0.0, counts={}), {pcoll: [] for pcoll in graph.collect}
+class _NotRun:
+    """The run of a pipeline that is explained: there are no rows."""
+
+    rows: Mapping[PCollection[Any], list[Any]] = {}
+
+    def wait(self) -> RunResult:
+        return RunResult(run="", seconds=0.0, counts={})
+
+    def stop(self) -> None: ...
+
+    def progress(self) -> list[StageProgress]:
+        return []
 
 
 def _verify(run_dir: str) -> int:

@@ -19,6 +19,7 @@ PenstockError
    |- ModelLoadError        load_model() raised
    |- TransientError        reading or writing failed in a way that may pass; it is tried again
    |- WorkerDiedError       a worker process died, repeatedly, with the same work
+   |- StoppedError          somebody called stop() on the run
    |- TooManyFailuresError  a larger share of a step's rows failed than its threshold allows
    '- AccountingError       rows were lost or doubled: a defect of Penstock
 """
@@ -120,6 +121,10 @@ class TransientError(EngineError):
 
 class WorkerDiedError(EngineError):
     """A worker process died again and again with the same piece of work."""
+
+
+class StoppedError(EngineError):
+    """The run was stopped by stop() of its handle. With `run_dir` it can be resumed."""
 
 
 class TooManyFailuresError(EngineError):

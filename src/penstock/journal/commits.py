@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.crashes import crash_point
@@ -21,17 +22,16 @@ from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
 from penstock.journal.journal import Journal
+from penstock.journal.resuming import refuse_changed_input
 from penstock.journal.values import checked_json
-from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
-from penstock.run.coordinator import Tally
 from penstock.run.file_changes import FileWatch, Input
-from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
-from penstock.run.outputs import check_not_read, finish, own_folders, unified
+from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
+from penstock.run.outputs import Outputs, check_not_read, finish, own_folders, unified
 from penstock.run.schedule import Task
-from penstock.steps.bundle import BundleResult, FinishedPart
+from penstock.steps.bundle import FinishedPart
 
 ATTEMPTS_OF_A_SESSION = 10_000  # so that two processes never write the same part aside under one name
 
@@ -45,32 +45,51 @@ class _Flow:
     parts: list[FinishedPart] = field(default_factory=list)
 
 
-class Commits:
-    """One process's commits to the journal of a run."""
+@dataclass(frozen=True, kw_only=True)
+class JournalSession:
+    """What one process knows that works on the run of a journal."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        sinks: Mapping[int, Sink[Any]],
-        session: int,
-        digests: Digests,
-        names: Mapping[str, str],
-    ) -> None:
-        self.attempts_before = session * ATTEMPTS_OF_A_SESSION
-        self.journal = journal
-        self.sinks = list(sinks.values())  # the journal knows them by their place here
+    number: int
+    journal: Journal
+    names: Mapping[str, str]  # that the journal has for steps, by label
+    inputs: Sequence[Input]
+    digests: Digests
+    check_files: Callable[[], None]  # called when all splits are done, before the run is: may raise
+
+
+class SplitBySplit(Outputs):
+    """One process's commits to the journal of a run: parts are published as their splits are done, and what is prepared
+    outlives this process."""
+
+    def __init__(self, session: JournalSession, sinks: Mapping[int, tuple[str, Sink[Any]]]) -> None:
+        """`sinks`: with their steps' labels, by node."""
+        self.attempts_before = session.number * ATTEMPTS_OF_A_SESSION
+        self._session = session
+        self._journal = session.journal
+        self._run: str = session.journal.fact("run")
+        self._labels = [label for label, _ in sinks.values()]
+        self._sinks = [sink for _, sink in sinks.values()]  # the journal knows them by their place here
         self._places = {node: place for place, node in enumerate(sinks)}
-        self.names = names  # that the journal has for steps, by label
-        self.hold = False  # publish nothing before the end
-        self._digests = digests
+        self.files = FileWatch(session.inputs, partial(refuse_changed_input, session.journal, session.digests))
+        self._hold = False  # publish nothing before the end
         self._flows: dict[SplitId, _Flow] = {}
         self._complete: list[tuple[SplitId, _Flow]] = []
 
-    def bundle_done(self, task: Task, result: BundleResult, metrics: Metrics, fed: int) -> None:
-        """A bundle is done, and has led to `fed` more of them."""
+    def begin(self) -> Tally:
+        if self._journal.was_begun:
+            self._resume(self._journal.fact("sinks"))
+            self._unify()
+        else:
+            self._prepare()
+        self._hold = bool(self._journal.fact("hold"))
+        if not self._hold:
+            self._publish(self._journal.prepared())
+        return tally_of(self._journal, self._session.names)
+
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         flow = self._flows.setdefault(task.origin, _Flow())
-        flow.result.add(SplitResult(result.counts, metrics, {task.stage: result.rows_read}, 1))
-        flow.parts += result.parts
+        flow.result.add(made)
+        flow.parts += parts
         flow.open += fed - 1
         if flow.open == 0:
             self._complete.append((task.origin, self._flows.pop(task.origin)))
@@ -80,99 +99,27 @@ class Commits:
         if not self._complete:
             return
         found = [part._replace(node=self._places[part.node]) for _, flow in self._complete for part in flow.parts]
-        parts = iter(unified(dict(enumerate(self.sinks)), found))
+        parts = iter(unified(dict(enumerate(self._sinks)), found))
         splits = [
-            (split, flow.result.renamed(self.names), [self._described(next(parts)) for _ in flow.parts])
+            (split, flow.result.renamed(self._session.names), [self._described(next(parts)) for _ in flow.parts])
             for split, flow in self._complete
         ]
-        self._digests.store()
+        self._session.digests.store()
         self._complete = []
-        self.journal.prepare(splits)
-        if not self.hold:
+        self._journal.prepare(splits)
+        if not self._hold:
             self._publish((split, parts) for split, _, parts in splits)
 
-    def unify(self) -> None:
-        """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
-        splits = self.journal.with_parts()
-        parts = [FinishedPart(part.sink, part.token, part.details["rows"]) for _, parts in splits for part in parts]
-        now = iter(unified(dict(enumerate(self.sinks)), parts))
-        changed = []
-        for split, before in splits:
-            after = [self._described(next(now)) for _ in before]
-            if after != before:
-                changed.append((split, after))
-        if changed:
-            crash_point()
-            self.journal.prepare_again(changed)
-            crash_point()
+    def check(self) -> None:
+        self._session.check_files()
+        self._unify()
 
-    def publish_prepared(self) -> None:
-        """Publish what is prepared: by an earlier process, or held back until now."""
-        self._publish(self.journal.prepared())
-
-    def _described(self, part: FinishedPart) -> PreparedPart:
-        """A part as the journal has it: its sink is known by its place there."""
-        place = part.node
-        sink = self.sinks[place]
-        details = checked_json(sink.details(part.token), sink, "details")
-        return PreparedPart(place, part.token, {**details, "rows": part.rows})
-
-    def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
-        published = []
-        for split, parts in splits:
-            for part in parts:
-                try:
-                    self.sinks[part.sink].publish(part.token)
-                except Exception as exc:
-                    raise EngineError(
-                        f"{self.sinks[part.sink].describe()}: a finished part could not be published: "
-                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
-                        "the part is kept, and the run goes on from there"
-                    ) from exc
-            published.append(split)
-        self.journal.done(published)
-
-
-class SplitBySplit:
-    """Parts are published as their splits are done, and what is prepared outlives this process."""
-
-    def __init__(
-        self,
-        commits: Commits,
-        labels: Sequence[str],
-        files: FileWatch,
-        inputs: Sequence[Input],
-        check: Callable[[], None],
-    ) -> None:
-        self.commits = commits
-        self.files = files
-        self._labels = labels  # of the sinks' steps
-        self._inputs = inputs
-        self._check = check  # called when all splits are done, before the run is: may raise
-        self._journal = commits.journal
-        self._sinks = commits.sinks
-        self._run: str = commits.journal.fact("run")
-
-    def begin(self) -> Tally:
-        if self._journal.was_begun:
-            self._resume(self._journal.fact("sinks"))
-            self.commits.unify()
-        else:
-            self._prepare()
-        self.commits.hold = bool(self._journal.fact("hold"))
-        if not self.commits.hold:
-            self.commits.publish_prepared()
-        return tally_of(self._journal, self.commits.names)
-
-    def check(self, tally: Tally) -> None:
-        self._check()
-        self.commits.unify()
-
-    def publish(self, tally: Tally) -> None:
-        self.commits.publish_prepared()
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
+        """What was held back until now, or could not be published before."""
+        self._publish(self._journal.prepared())
         published = self._journal.published()
         for place, (label, sink) in enumerate(zip(self._labels, self._sinks, strict=True)):
-            check_published(label, sink, published.get(place, ()), tally.counts.get(label, StepCount()))
+            check_published(label, sink, published.get(place, ()), counts.get(label, StepCount()))
         finish(self._run, self._sinks, published=True)
         self._journal.set_facts({"hold": False})
 
@@ -183,8 +130,42 @@ class SplitBySplit:
         except Exception as exc:
             error.add_note(f"what the run left aside could not be removed: {type(exc).__name__}: {safe_str(exc)}")
 
-    def folders(self) -> list[str]:
-        return []
+    def _unify(self) -> None:
+        """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
+        splits = self._journal.with_parts()
+        parts = [FinishedPart(part.sink, part.token, part.details["rows"]) for _, parts in splits for part in parts]
+        now = iter(unified(dict(enumerate(self._sinks)), parts))
+        changed = []
+        for split, before in splits:
+            after = [self._described(next(now)) for _ in before]
+            if after != before:
+                changed.append((split, after))
+        if changed:
+            crash_point()
+            self._journal.prepare_again(changed)
+            crash_point()
+
+    def _described(self, part: FinishedPart) -> PreparedPart:
+        """A part as the journal has it: its sink is known by its place there."""
+        place = part.node
+        sink = self._sinks[place]
+        details = checked_json(sink.details(part.token), sink, "details")
+        return PreparedPart(place, part.token, {**details, "rows": part.rows})
+
+    def _publish(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:
+        published = []
+        for split, parts in splits:
+            for part in parts:
+                try:
+                    self._sinks[part.sink].publish(part.token)
+                except Exception as exc:
+                    raise EngineError(
+                        f"{self._sinks[part.sink].describe()}: a finished part could not be published: "
+                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
+                        "the part is kept, and the run goes on from there"
+                    ) from exc
+            published.append(split)
+        self._journal.done(published)
 
     def _prepare(self) -> None:
         for run in self._journal.fact("earlier_runs") or ():
@@ -198,7 +179,7 @@ class SplitBySplit:
             for sink in self._sinks:
                 sink.start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
-        check_not_read(self._sinks, self._inputs)
+        check_not_read(self._sinks, self._session.inputs)
         hold = any(sink.replaced() for sink in self._sinks)
         asides = own_folders(self._sinks, self._run)
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
@@ -221,4 +202,4 @@ class SplitBySplit:
 def tally_of(journal: Journal, names: Mapping[str, str]) -> Tally:
     """What a run has done so far, by the labels that its steps have in this program."""
     total = journal.total().renamed({name: label for label, name in names.items()})
-    return Tally(counts=total.counts, metrics=total.metrics, stage_rows=total.stage_rows, splits=total.bundles)
+    return Tally(total.counts, total.metrics, total.stage_rows, total.bundles)

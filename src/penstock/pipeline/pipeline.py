@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import importlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -16,18 +16,38 @@ from penstock.pipeline.hints import NO_HINTS, ResourceHints
 from penstock.pipeline.unused import has_sink, is_used
 
 if TYPE_CHECKING:
+    from penstock.observe.progress import StageProgress
     from penstock.observe.result import RunResult
 
 T = TypeVar("T")
 OutT = TypeVar("OutT")
 
 
+class RunHandle(Protocol):
+    """A run that was started."""
+
+    @property
+    def rows(self) -> Mapping[PCollection[Any], list[Any]]:
+        """After wait(): the rows of the collections in `graph.collect`."""
+
+    def wait(self) -> RunResult:
+        """Until the run is done; raises when it fails. Called once. An engine may do all of its work here, on the caller's
+        thread: so Ctrl-C stops a run whose wait() is called by the main thread."""
+
+    def stop(self) -> None:
+        """Ask the run to end: wait() raises StoppedError. With `run_dir` it can be resumed. Called from any thread, also
+        before wait(); a run that is done stays so."""
+
+    def progress(self) -> Sequence[StageProgress]:
+        """How far each stage has come, as far as that is known. Called from any thread."""
+
+
 @runtime_checkable
 class Engine(Protocol):
     """What runs a graph. The default is the local engine; any object with these two methods will do."""
 
-    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        """Run the graph to its end; return the result and the rows of the collections in `graph.collect`."""
+    def start(self, graph: Graph, options: RunOptions) -> RunHandle:
+        """Check what can be checked beforehand, and return the run. What it writes appears by the end of its wait()."""
         ...
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
@@ -54,6 +74,14 @@ class Graph:
 # Engines by name, imported when a run needs them: composing a pipeline knows nothing of how it is run.
 ENGINES = {"local": ("penstock.engines.local", "LocalEngine")}
 
+
+def engine_named(name: str) -> Engine:
+    """A new engine of the table."""
+    module, engine = ENGINES[name]
+    made: Engine = getattr(importlib.import_module(module), engine)()
+    return made
+
+
 # The command line decides here how the pipelines of the script that it runs are run.
 engine_override: contextvars.ContextVar[Callable[[Engine, RunOptions], tuple[Engine, RunOptions]] | None]
 engine_override = contextvars.ContextVar("penstock_engine_override", default=None)
@@ -77,7 +105,7 @@ class Pipeline:
         self.result: RunResult | None = None
         if not isinstance(engine, Engine) and engine not in ENGINES:
             names = ", ".join(map(repr, ENGINES))
-            raise UsageError(f"engine={engine!r}: expected {names}, or an object with run() and explain()")
+            raise UsageError(f"engine={engine!r}: expected {names}, or an object with start() and explain()")
 
     def __or__(self, transform: PTransform[Pipeline, OutT]) -> OutT:
         result: OutT = apply(transform, self)
@@ -91,16 +119,23 @@ class Pipeline:
     ) -> None:
         is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
-            self._run(self._graph_for(pending))
+            self.result = self._start(self._graph_for(pending)).wait()
 
     def run(self) -> RunResult:
         """Run the whole pipeline; raise when it fails. Returns counts and metrics, also kept in `self.result`."""
-        return self._run(Graph(self._nodes))[0]
+        self.result = self.start().wait()
+        return self.result
+
+    def start(self) -> RunHandle:
+        """Start a run of the whole pipeline and return its handle: wait(), stop() and progress()."""
+        return self._start(Graph(self._nodes))
 
     def collect(self, pcoll: PCollection[T]) -> list[T]:
         """Run what `pcoll` needs and return its rows, in order."""
         self._collected.add(pcoll)
-        return self._run(self._graph_for([pcoll.producer], [pcoll]))[1].get(pcoll, [])
+        run = self._start(self._graph_for([pcoll.producer], [pcoll]))
+        self.result = run.wait()
+        return run.rows.get(pcoll, [])
 
     def explain(self) -> str:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
@@ -163,20 +198,15 @@ class Pipeline:
                 waiting.extend(pcoll.producer for pcoll in node.inputs)
         return Graph([node for node in self._nodes if node.index in needed], collect)
 
-    def _run(self, graph: Graph) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
+    def _start(self, graph: Graph) -> RunHandle:
         if not graph.nodes:
             raise GraphError("the pipeline has no steps; start with pipeline | ps.Create(rows)")
         is_used(self._mark)
         engine, options = self._resolve()
         self.has_run = True
-        result, rows = engine.run(graph, options)
-        self.result = result
-        return result, rows
+        return engine.start(graph, options)
 
     def _resolve(self) -> tuple[Engine, RunOptions]:
-        engine = self._engine
-        if isinstance(engine, str):
-            module, name = ENGINES[engine]
-            engine = getattr(importlib.import_module(module), name)()
+        engine = engine_named(self._engine) if isinstance(self._engine, str) else self._engine
         override = engine_override.get()
         return override(engine, self.options) if override else (engine, self.options)

@@ -1,4 +1,6 @@
-"""Blocks on their way from one process to another, as chunks: each is the input of one bundle of the next stage.
+"""Payloads of one machine: blocks on their way from one process to another, as chunks, and rows that stay where they are.
+
+Each chunk is the input of one bundle of the next stage.
 
 A bundle's output for one outlet is written to one anonymous file, in memory first and on disk when it grows large. The
 coordinator passes the file on without reading it. A bundle's output is one chunk, of at most 64 MB; only where the stage
@@ -18,6 +20,8 @@ from penstock.blocks import Block, byte_size, row_count, slice_rows
 from penstock.errors import NotShippableError
 from penstock.failures import Failure
 from penstock.rows import shorten
+from penstock.run.fleet import Work
+from penstock.steps.stage import Outlet
 from penstock.transport.channel import INLINE_BYTES, anonymous_file, read_all, write_all
 from penstock.transport.packing import length, pack, unpack, why_not_packed
 
@@ -28,20 +32,16 @@ MEMORY_BYTES = 64 << 20  # of one outlet's output; the rest goes to disk
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """Some blocks: as they are (in one process), as bytes, or as a part of an anonymous file."""
+    """Some packed blocks: as bytes, or as a part of an anonymous file."""
 
     rows: int
     size: int  # bytes
-    blocks: list[Block] | None = None
     data: bytes | None = None
     file: AnonymousFile | int | None = None  # while it travels: the position of its descriptor in the message
     offset: int = 0
 
     def read(self) -> Iterator[Block]:
-        """The blocks. Those of a file are copied out of it."""
-        if self.blocks is not None:
-            yield from self.blocks
-            return
+        """The blocks, copied out."""
         if self.data is not None:
             data = bytearray(self.data)
         else:
@@ -53,6 +53,34 @@ class Chunk:
         """Let go of the file. Nobody will read these blocks again."""
         if isinstance(self.file, AnonymousFile):
             self.file.release()
+
+
+class KeptRows:
+    """Blocks as they are, in the process that made them: a shipment that is its own payload."""
+
+    packs = False
+    size = 0  # nothing was copied
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+
+    @property
+    def rows(self) -> int:
+        return sum(map(row_count, self._blocks))
+
+    def add(self, block: Block) -> None:
+        self._blocks.append(block)
+
+    def seal(self) -> list[KeptRows]:
+        return [self]
+
+    def read(self) -> Iterator[Block]:
+        return iter(self._blocks)
+
+    def release(self) -> None:
+        self._blocks = []
+
+    discard = release
 
 
 class AnonymousFile:
@@ -98,20 +126,6 @@ class Cutter:
             at = stop
 
 
-class KeptShipment:
-    """Blocks for collect() that stay in this process."""
-
-    packs = False
-
-    def __init__(self) -> None:
-        self.chunks = [Chunk(0, 0, blocks=[])]
-
-    def add(self, block: Block) -> None:
-        blocks = self.chunks[0].blocks
-        assert blocks is not None
-        blocks.append(block)
-
-
 class PackedShipment:
     """Blocks packed for another process."""
 
@@ -119,7 +133,7 @@ class PackedShipment:
 
     def __init__(self, step: str, cutter: Cutter) -> None:
         self.chunks: list[Chunk] = []
-        self.fds: list[int] = []
+        self.files: list[AnonymousFile] = []  # one in memory, and when that is full one on disk
         self._step = step
         self._cutter = cutter
         self._packed: list[Any] = []
@@ -145,43 +159,41 @@ class PackedShipment:
             if full:
                 self._close_chunk()
 
-    def seal(self) -> None:
-        """The end of the bundle: what is small travels in the message itself."""
+    def seal(self) -> list[Chunk]:
+        """The end of the bundle: what is small travels in the message itself. Who takes the chunks owns their files."""
         if len(self.chunks) == 0 and sum(map(length, self._packed)) <= INLINE_BYTES // 2:
             if self._rows:
                 data = b"".join(self._packed)
                 self.chunks.append(Chunk(self._rows, len(data), data=data))
-            return
-        if self._rows:
+        elif self._rows:
             self._close_chunk()
-
-    def numbered(self, fds: list[int]) -> list[Chunk]:
-        """The chunks, each with the position of its file among all descriptors of the message."""
-        for chunk in self.chunks:
-            if isinstance(chunk.file, int):
-                chunk.file = fds.index(self.fds[chunk.file])
         return self.chunks
 
-    def keep(self) -> None:
-        """The chunks stay in this process, and so do their files."""
-        files = [AnonymousFile(fd) for fd in self.fds]
-        for chunk in self.chunks:
-            if isinstance(chunk.file, int):
-                chunk.file = files[chunk.file].shared()
-
     def discard(self) -> None:
-        """Close this process's descriptors, sent or not."""
-        for fd in self.fds:
-            os.close(fd)
+        """Nobody will take the chunks."""
+        for chunk in self.chunks:
+            chunk.release()
 
     def _close_chunk(self) -> None:
-        if not self.fds or (len(self.fds) == 1 and self._at > MEMORY_BYTES):
-            self.fds.append(anonymous_file(on_disk=bool(self.fds)))
+        if not self.files or (len(self.files) == 1 and self._at > MEMORY_BYTES):
+            self.files.append(AnonymousFile(anonymous_file(on_disk=bool(self.files))))
             self._at = 0
-        size = write_all(self.fds[-1], self._packed, self._at)
-        self.chunks.append(Chunk(self._rows, size, file=len(self.fds) - 1, offset=self._at))
-        self._at += size
+        file = self.files[-1].shared()
+        self.chunks.append(Chunk(self._rows, 0, file=file, offset=self._at))  # before it is written: discard() must see it
+        self.chunks[-1].size = write_all(file.fd, self._packed, self._at)
+        self._at += self.chunks[-1].size
         self._packed, self._rows = [], 0
+
+
+def packed(work: Work, outlet: Outlet) -> PackedShipment:
+    """The way out of a bundle in a worker process."""
+    return PackedShipment(outlet.after, Cutter(work.spread and outlet.kind == "stage"))
+
+
+def packed_or_kept(work: Work, outlet: Outlet) -> PackedShipment | KeptRows:
+    """The way out in the user's process. Rows for another stage are packed here too: a step that changes rows in place
+    changes its own copies."""
+    return KeptRows() if outlet.kind == "collect" else packed(work, outlet)
 
 
 def _with_rows_as_text(block: Block) -> Block | None:

@@ -9,14 +9,16 @@ from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.place import Surroundings, choose_place, is_small
 from penstock.run.plan import Plan
-from penstock.run.pools import Pool, Pools
+from penstock.run.pools import Pool
+from penstock.run.setup import Job
 from penstock.steps.stage import Outlet, Step
 
 
-def explain(plan: Plan, pools: Pools, around: Surroundings, *, journaled: bool) -> str:
-    """Stages, pools, where models live, when output becomes visible, and why."""
+def explain(job: Job, rows: int | None) -> str:
+    """Stages, pools, where models live, when output becomes visible, and why, if the sources have so many rows."""
+    plan, pools, around = job.plan, job.pools(rows), job.surroundings()
     lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
-    if journaled:
+    if job.journaled:
         lines.append("can be resumed: output becomes visible split by split (run_dir)")
         lines += [
             f"  step {label!r}: its handler names no files in model_files(), so a model that has changed is not noticed"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.observe.metrics import Metrics
 from penstock.observe.result import StepCount
+from penstock.steps.bundle import Key
 
 
 class SplitId(NamedTuple):
@@ -23,7 +24,7 @@ class SplitResult:
 
     counts: dict[str, StepCount] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
-    stage_rows: dict[int, int] = field(default_factory=dict)
+    stage_rows: dict[int, int] = field(default_factory=dict)  # rows in
     bundles: int = 0
 
     def add(self, other: SplitResult) -> None:
@@ -63,3 +64,13 @@ class PreparedPart(NamedTuple):
     sink: int
     token: Any
     details: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Tally(SplitResult):
+    """What a run has done so far: what came of all its splits, and what is under way."""
+
+    collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
+    stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process
+    running_rows: dict[int, int] = field(default_factory=dict)  # by task
+    running_metrics: dict[int, Metrics] = field(default_factory=dict)  # by worker: of splits that are not done

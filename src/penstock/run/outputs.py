@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
@@ -11,45 +11,47 @@ from penstock.io.sink import Sink
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
-from penstock.run.coordinator import Tally
 from penstock.run.file_changes import FileWatch, Input
+from penstock.run.outcomes import SplitResult, Tally
+from penstock.run.schedule import Task
 from penstock.steps.bundle import FinishedPart
 
-if TYPE_CHECKING:
-    from penstock.journal.commits import Commits
 
+class Outputs:
+    """The sinks of a run, from their first to their last word. Called by the coordinator's thread, in this order."""
 
-class Outputs(Protocol):
-    """The sinks of a run, from their first to their last word."""
-
-    @property
-    def commits(self) -> Commits | None:
-        """What the coordinator commits splits to, after begin()."""
-
-    @property
-    def files(self) -> FileWatch:
-        """What the coordinator tells when a split of a source begins to be read, and when it has been."""
+    files: FileWatch  # is told when a split of a source begins to be read, and when it has been
+    attempts_before = 0  # attempts are numbered on from here: no two processes write the same part aside under one name
 
     def begin(self) -> Tally:
         """Before anything is written. Returns what is done already."""
-
-    def check(self, tally: Tally) -> None:
-        """All is done. Raise if it must not count."""
-
-    def publish(self, tally: Tally) -> None:
-        """The run has succeeded."""
-
-    def abandon(self, error: BaseException) -> None:
-        """The run has failed, or was stopped. What goes wrong here is told with that error."""
+        raise NotImplementedError
 
     def folders(self) -> list[str]:
         """Of this machine, to be removed if this process is killed."""
+        return []
+
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
+        """A bundle is done, with `parts` aside, and has led to `fed` more bundles."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Workers have been given their work: time to make visible what may be."""
+
+    def check(self) -> None:
+        """All is done. Raise if it must not count."""
+
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
+        """The run has succeeded. Raise if not every row that was counted into a sink is published."""
+        raise NotImplementedError
+
+    def abandon(self, error: BaseException) -> None:
+        """The run has failed, or was stopped. What goes wrong here is told with that error."""
+        raise NotImplementedError
 
 
-class AtTheEnd:
+class AtTheEnd(Outputs):
     """All parts are published when the run is done. A run that fails publishes nothing."""
-
-    commits: Commits | None = None
 
     def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Sequence[Input]) -> None:
         """`sinks`: with their steps' labels, by node."""
@@ -58,6 +60,7 @@ class AtTheEnd:
         self._labels = {node: label for node, (label, _) in sinks.items()}
         self._sinks = {node: sink for node, (_, sink) in sinks.items()}
         self._inputs = inputs
+        self._parts: list[FinishedPart] = []
 
     def begin(self) -> Tally:
         for sink in self._sinks.values():
@@ -65,30 +68,33 @@ class AtTheEnd:
         check_not_read(self._sinks.values(), self._inputs)
         return Tally()
 
-    def check(self, tally: Tally) -> None:
-        self.files.finish()
-        tally.parts = unified(self._sinks, tally.parts)
+    def folders(self) -> list[str]:
+        return own_folders(self._sinks.values(), self._run)
 
-    def publish(self, tally: Tally) -> None:
-        for done, part in enumerate(tally.parts):
+    def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
+        self._parts += parts
+
+    def check(self) -> None:
+        self.files.finish()
+        self._parts = unified(self._sinks, self._parts)
+
+    def publish(self, counts: Mapping[str, StepCount]) -> None:
+        for done, part in enumerate(self._parts):
             try:
                 self._sinks[part.node].publish(part.token)
             except Exception as exc:
                 where = ", ".join(self.folders())
                 raise OutputError(
-                    f"{done} of {len(tally.parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
+                    f"{done} of {len(self._parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
                     f"; the others are whole and lie in {where or 'the place aside of each sink'}"
                 ) from exc
         for node, sink in self._sinks.items():
-            parts = [{**sink.details(part.token), "rows": part.rows} for part in tally.parts if part.node == node]
-            check_published(self._labels[node], sink, parts, tally.counts.get(self._labels[node], StepCount()))
+            parts = [{**sink.details(part.token), "rows": part.rows} for part in self._parts if part.node == node]
+            check_published(self._labels[node], sink, parts, counts.get(self._labels[node], StepCount()))
         finish(self._run, self._sinks.values(), published=True)
 
     def abandon(self, error: BaseException) -> None:
         finish(self._run, self._sinks.values(), published=False, error=error)
-
-    def folders(self) -> list[str]:
-        return own_folders(self._sinks.values(), self._run)
 
 
 def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[FinishedPart]) -> list[FinishedPart]:

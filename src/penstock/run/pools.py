@@ -24,10 +24,11 @@ SMALL_RUN_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to share out."""
+    """What there is to share out: this computer, or one node of several that are alike."""
 
     cores: int
     ram: int  # bytes
+    gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
 
     @classmethod
     def here(cls) -> Machine:
@@ -37,7 +38,7 @@ class Machine:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
         limit = _cgroup("memory.max")
-        return cls(cores, min(ram, int(limit)) if limit.isdigit() else ram)
+        return cls(cores, min(ram, int(limit)) if limit.isdigit() else ram, visible_gpus())
 
 
 def _cgroup(name: str) -> str:
@@ -91,7 +92,7 @@ def surroundings(
         cores=machine.cores,
         element_timeout=options.element_timeout,
         load_timeout=options.load_timeout,
-        gpus=visible_gpus(),
+        gpus=machine.gpus,
         in_process=in_process,
         seed=options.split_seed,
     )

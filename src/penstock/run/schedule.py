@@ -152,26 +152,29 @@ class Scheduler:
             self._later(failed, now + min(LONGEST_PAUSE, 0.1 * 4 ** (tries - 1)))
         return again
 
-    def worker_died(self, worker: int, now: float) -> Task | None:
-        """The task that ends the run, if this death is the last that it is allowed. Others run again elsewhere."""
+    def worker_died(self, worker: int, now: float, *, blameless: bool = False) -> Task | None:
+        """The task that ends the run, if this death is the last that it is allowed. Others run again elsewhere; after a
+        blameless death all do, as if they had not been tried."""
         self.deaths += 1
         held = list(self._workers[worker].running.values())
         for task in held:
             self._end(worker, task.id)
         del self._workers[worker]
         for task in held:
-            if len(held) == 1:
+            if len(held) == 1 and not blameless:
                 task.troubles += 1
                 if task.troubles >= ATTEMPTS:
                     return task
-            task.suspect = True
+            task.suspect = task.suspect or not blameless
             self._later(task, now)
         return None
 
-    def start_failed(self, worker: int, *, killed: bool) -> bool:
+    def start_failed(self, worker: int, *, killed: bool, blameless: bool = False) -> bool:
         """A worker ended before it was ready. Whether starting another is worth while."""
         self.deaths += 1
         pool = self._workers.pop(worker).pool
+        if blameless:
+            return True
         self._failed_starts[pool, killed] += 1
         return self._failed_starts[pool, killed] < (KILLED_START_ATTEMPTS if killed else START_ATTEMPTS)
 
@@ -187,11 +190,10 @@ class Scheduler:
 
     # Decisions.
 
-    def abandon(self) -> list[Any]:
-        """The payloads of all tasks that are not done."""
+    def abandon(self) -> list[Task]:
+        """All tasks that are not done."""
         tasks = [task for stage in self._stages for task in stage.queued] + self._waiting
-        tasks += [task for worker in self._workers.values() for task in worker.running.values()]
-        return [task.payload for task in tasks]
+        return tasks + [task for worker in self._workers.values() for task in worker.running.values()]
 
     @property
     def finished(self) -> bool:

@@ -62,8 +62,7 @@ class Assignment:
     key: Key
     attempt: int
     root: int  # which of the stage's ways in
-    split: Any = None  # of a source
-    blocks: Iterable[Block] = ()  # or what the stage before made
+    split: Any = None  # of a source, or its bytes
     journaled: bool = False  # the run can be resumed
 
 
@@ -110,8 +109,9 @@ class StageRunner:
             _tear_down(ready)
             raise
 
-    def run(self, work: Assignment, ship: Callable[[Outlet], Shipment]) -> BundleResult:
-        """Run one bundle. On an error nothing of it is kept: parts written aside are thrown away."""
+    def run(self, work: Assignment, ship: Callable[[Outlet], Shipment], blocks: Iterable[Block] = ()) -> BundleResult:
+        """Run one bundle over a split, or over the blocks that the stage before made. On an error nothing of it is kept:
+        parts written aside are thrown away."""
         label, transform, emit = self._entries[work.root]
         operators = self._operators[work.root]
         line = self._line = self._lines[work.root]
@@ -125,7 +125,7 @@ class StageRunner:
         try:
             for operator in operators:
                 operator.start()
-            for block in _read(label, transform, work):
+            for block in blocks if transform is None else _read(label, transform, work):
                 line.push(block, emit)
             for operator in operators:
                 operator.finish()
@@ -320,9 +320,6 @@ def load_copy(data: Any, label: str) -> Any:
 
 
 def _read(label: str, transform: Any, work: Assignment) -> Iterator[Block]:
-    if transform is None:
-        yield from work.blocks
-        return
     source = transform.traits().source
     split = load_copy(work.split, label)
     paths = source.paths_of(split) if isinstance(source, FileSource) else ()

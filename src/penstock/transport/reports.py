@@ -22,6 +22,13 @@ class ErrorReport:
     message: str
     traceback: str
     may_pass: bool
+    itself: PenstockError | None = None  # where it does not leave its process
+
+    @classmethod
+    def here(cls, exc: BaseException) -> ErrorReport:
+        """Of an error in the user's own process."""
+        error = as_penstock_error(exc)
+        return cls(None, safe_str(error), "", isinstance(error, TransientError), error)
 
     @classmethod
     def of(cls, exc: BaseException) -> ErrorReport:
@@ -31,6 +38,8 @@ class ErrorReport:
 
     def error(self) -> PenstockError:
         """The error in the user's process, with the original one as its cause or at least as text."""
+        if self.itself is not None:
+            return self.itself
         error: PenstockError
         cause: BaseException | None = None
         if self.pickled is None:

@@ -1,114 +1,58 @@
-"""The local engine: from a graph to a result."""
+"""The local engine: runs on this machine."""
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-import sys
-from typing import Any
+import contextlib
+import resource
+from collections.abc import Iterator
 
-import cloudpickle
+from penstock.engines.local.inline import InlineFleet
+from penstock.engines.local.processes import Guardian
+from penstock.engines.local.worker_processes import ProcessFleet
+from penstock.journal.starting import explain_run, start_run
+from penstock.models.rendezvous import end_hosts
+from penstock.options import RunOptions
+from penstock.pipeline.pipeline import Graph
+from penstock.run.fleet import Fleet, FleetSpec
+from penstock.run.pools import Machine
+from penstock.run.run import Run
 
-from penstock.engines.local.run import Run, labelled_sinks, sinks_of
-from penstock.errors import NotShippableError
-from penstock.observe.result import RunResult
-from penstock.observe.summary import warnings
-from penstock.options import ASIDE, RunOptions
-from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import Graph, engine_override
-from penstock.rows import safe_str
-from penstock.run.coordinator import Tally
-from penstock.run.explain import explain
-from penstock.run.file_changes import Input
-from penstock.run.outputs import AtTheEnd
-from penstock.run.plan import Plan, make_plan
-from penstock.run.pools import Machine, choose_pools, count_rows, surroundings
-from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
-from penstock.steps.stage import Stage, Step
-from penstock.transport.packing import dump_step
-
-logger = logging.getLogger(__name__)
+FILES = 65_536  # open at once, at most
 
 
 class LocalEngine:
-    """Runs a pipeline on this machine."""
+    """Runs a pipeline on this machine: in the user's process, or over worker processes."""
+
+    def start(self, graph: Graph, options: RunOptions) -> Run:
+        return start_run(graph, options, self)
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
-        plan = make_plan(graph)
-        machine = Machine.here()
-        pools = choose_pools(plan, options, machine, count_rows(each.source for each in _inputs(plan, options)))
-        return explain(plan, pools, surroundings(options, machine), journaled=options.run_dir is not None)
+        return explain_run(graph, options, self)
 
-    def run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        result, rows = self._run(graph, options)
-        if engine_override.get() is None:  # the command line says it itself
-            for warning in warnings(result):
-                logger.warning(warning)
-        return result, rows
+    def machine(self) -> Machine:
+        return Machine.here()
 
-    def _run(self, graph: Graph, options: RunOptions) -> tuple[RunResult, dict[PCollection[Any], list[Any]]]:
-        plan = make_plan(graph)
-        if options.run_dir is not None:
-            for sink in sinks_of(plan).values():
-                sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
-        if "__mp_main__" in sys.modules:  # the user's script, in a process that multiprocessing spawned: no worker has it
-            cloudpickle.register_pickle_by_value(sys.modules["__mp_main__"])
-        programs = {stage.index: _program(plan, stage) for stage in plan.stages}
-        if options.run_dir is not None:
-            from penstock.engines.local.journaled import run_journaled  # SQLite, which other runs need not load
-
-            return run_journaled(graph, plan, programs, options), {}
-        inputs = _inputs(plan, options)
-        pools = choose_pools(plan, options, Machine.here(), count_rows(each.source for each in inputs))
-        goals = split_goals(plan, pools)
-        splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
-        run = Run(
-            id=secrets.token_hex(8),
-            graph=graph,
-            plan=plan,
-            pools=pools,
-            programs=programs,
-            scheduler=make_scheduler(plan, pools, options, splits),
-            few=few_splits(plan, pools, options, splits),
-            options=options,
-        )
-        result, tally = run.carry_out(AtTheEnd(run.id, labelled_sinks(plan), inputs))
-        return result, {pcoll: _rows(tally, position) for position, pcoll in enumerate(graph.collect)}
+    @contextlib.contextmanager
+    def fleet(self, spec: FleetSpec) -> Iterator[Fleet]:
+        """The hosts of models end last. A guardian cleans up if this process is killed; a run in this process has none if it
+        is small, or leaves nothing behind."""
+        pools, around = spec.pools, spec.around
+        _raise_file_limit()
+        with contextlib.ExitStack() as stack:
+            stack.callback(end_hosts, around.folder)
+            if pools.in_process:
+                if spec.folders and not pools.small:
+                    stack.enter_context(Guardian([*spec.folders, around.folder]))
+                yield InlineFleet(spec.programs, pools.slots, around)
+                return
+            guardian = stack.enter_context(Guardian([*spec.folders, around.folder]))
+            yield ProcessFleet(spec.programs, {pool.index: pool for pool in pools.pools}, guardian, around)
 
 
-def _inputs(plan: Plan, options: RunOptions) -> list[Input]:
-    """The sources of a plan, each with its inputs listed once."""
-    if options.run_dir is not None:
-        from penstock.journal.inputs import list_inputs
-
-        return list_inputs(plan, str(options.run_dir), ())
-    found = [(step.label, source, source.inputs()) for _, _, step, source in plan.sources()]
-    return [Input(label, source.among(files), files) for label, source, files in found]
-
-
-def _program(plan: Plan, stage: Stage) -> bytes:
-    """A stage as it is copied to every thread that runs it. What cannot be copied is found before anything starts.
-
-    Every step is pickled by itself, so that an object which two steps were given is two objects there.
-    """
-    program: bytes = cloudpickle.dumps((stage.with_transforms(_pickled_step), labelled_sinks(plan)), protocol=5)
-    return program
-
-
-def _pickled_step(step: Step) -> bytes:
-    try:
-        return dump_step(step.transform)
-    except Exception as exc:
-        raise NotShippableError(
-            f"step {step.label!r} cannot be copied to a worker ({type(exc).__name__}: {safe_str(exc)})\n"
-            "  something that its function or handler refers to (an open file, a lock, a connection, a generator) "
-            "cannot be pickled: make it inside the function, in DoFn.setup(), or in load_model()"
-        ) from exc
-
-
-def _rows(tally: Tally, position: int) -> list[Any]:
-    rows: list[Any] = []
-    for _, some in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
-        rows.extend(some)
-    return rows
+def _raise_file_limit() -> None:
+    """What waits between stages are open files: as many as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -17,16 +17,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock import crashes
+from penstock.engines.local.wire import Install, Stop, take_files, travelling
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
-from penstock.run.chunks import AnonymousFile, Cutter, PackedShipment
+from penstock.run.chunks import packed
 from penstock.run.execute import Executor
+from penstock.run.fleet import Done, Failed, Progress, Ready, Work
 from penstock.run.garbage import seldom_collected
-from penstock.run.protocol import Done, Failed, Install, Progress, Ready, Stop, Work
-from penstock.steps.stage import Outlet
 from penstock.transport.channel import Channel
 from penstock.transport.reports import ErrorReport
 
@@ -51,7 +52,7 @@ class _Worker:
         self._sessions = sessions
         self._programs: dict[int, bytes] = {}
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._executors = [Executor(self._programs, self._sessions) for _ in range(threads)]
+        self._executors = [Executor(self._programs, self._sessions, packed) for _ in range(threads)]
         self._threads = [threading.Thread(target=self._run, args=[executor]) for executor in self._executors]
 
     def serve(self) -> None:
@@ -72,8 +73,7 @@ class _Worker:
             if isinstance(message, Install):
                 self._programs[message.stage] = message.program
             elif isinstance(message, Work):
-                if message.chunk is not None and fds:
-                    message.chunk.file = AnonymousFile(fds[0]).shared()
+                take_files([message.payload] if message.payload else [], fds)
                 self._queue.put(message)
             elif isinstance(message, Stop):
                 break
@@ -94,33 +94,24 @@ class _Worker:
             os._exit(1)
 
     def _run_one(self, executor: Executor, work: Work) -> None:
-        shipments: list[tuple[Outlet, PackedShipment]] = []
-
-        def ship(outlet: Outlet) -> PackedShipment:
-            shipments.append(
-                (
-                    outlet,
-                    PackedShipment(outlet.after, Cutter(work.spread and outlet.kind == "stage")),
-                )
-            )
-            return shipments[-1][1]
-
+        event = executor.run(work)
         try:
-            result = executor.run(work, ship)
-            for _, shipment in shipments:
-                shipment.seal()
-            fds = [fd for _, shipment in shipments for fd in shipment.fds]
-            shipped = [(outlet, shipment.numbered(fds)) for outlet, shipment in shipments]
-            self._send(Done(work.task, result, shipped, self._sessions.drain_metrics()), fds)
-        except BaseException as exc:
-            self._send(Failed(work.task, ErrorReport.of(exc), self._sessions.drain_metrics()))
+            self._tell(event)
+        except Exception as exc:  # a sink's token that cannot be pickled, say
+            self._send(Failed(work.task, ErrorReport.of(exc)))
         finally:
-            for _, shipment in shipments:
-                shipment.discard()
-            if work.chunk is not None:
-                work.chunk.release()
+            # The coordinator has descriptors of its own by now, and those of the work were copies: these are done with.
+            for payload in [*(event.payloads if isinstance(event, Done) else []), *([work.payload] if work.payload else [])]:
+                payload.release()
             with contextlib.suppress(Exception):  # what steps print appears split by split; stdout may be closed
                 sys.stdout.flush()
+
+    def _tell(self, event: Done | Failed) -> None:
+        fds: list[int] = []
+        if isinstance(event, Done):
+            shipped = [(outlet, [travelling(each, fds) for each in payloads]) for outlet, payloads in event.shipped]
+            event = replace(event, shipped=shipped)
+        self._send(event, fds)
 
     def _tell_progress(self) -> None:
         """Unless a thread is sending: this thread must go on receiving, or both sides could wait for each other."""

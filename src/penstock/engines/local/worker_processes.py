@@ -1,4 +1,4 @@
-"""Work in worker processes: starting them, handing them work, and hearing what became of it."""
+"""The fleet of worker processes: starting them, handing them work, and hearing what became of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import contextlib
 import logging
 import os
 import selectors
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from penstock.engines.local.processes import Guardian, WorkerProcess
+from penstock.engines.local.wire import Install, Stop, take_files, travelling
 from penstock.models.place import Surroundings
-from penstock.run.chunks import AnonymousFile
+from penstock.run.fleet import Died, Done, Event, Work
 from penstock.run.pools import Pool
-from penstock.run.protocol import Died, Done, Install, Stop, Work
 from penstock.transport.channel import Channel
-from penstock.transport.interpreters import open_pidfd
+from penstock.transport.interpreters import describe_exit, open_pidfd
 
 GRACE = 2.0  # seconds for a worker whose socket has closed to be gone
 TEARDOWN = 30.0  # seconds for all workers to tear down their steps
@@ -32,7 +32,7 @@ class _Member:
     installed: set[int] = field(default_factory=set)
 
 
-class ProcessWorkers:
+class ProcessFleet:
     """Worker processes. wait() is the one place where the coordinator blocks: on messages and deaths at once."""
 
     def __init__(
@@ -45,6 +45,9 @@ class ProcessWorkers:
         self._members: dict[int, _Member] = {}
         self._leaving: list[_Member] = []
         self._selector = selectors.DefaultSelector()
+        self._rung, self._bell = socket.socketpair()  # other threads ring: see wake()
+        self._bell.setblocking(False)
+        self._selector.register(self._rung, selectors.EVENT_READ)
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
@@ -59,14 +62,14 @@ class ProcessWorkers:
 
     def assign(self, worker: int, work: Work) -> None:
         member = self._members[worker]
-        fds = []
-        if work.chunk is not None and isinstance(work.chunk.file, AnonymousFile):
-            fds = [work.chunk.file.fd]
+        fds: list[int] = []
+        if work.payload is not None:
+            work = replace(work, payload=travelling(work.payload, fds))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died just now: wait() will tell
             if work.stage not in member.installed:
                 member.process.channel.send(Install(work.stage, self._programs[work.stage]))
                 member.installed.add(work.stage)
-            member.process.channel.send(_travelling(work), fds)
+            member.process.channel.send(work, fds)
 
     def stop(self, worker: int) -> None:
         """Tell a worker to leave; close() sees to it that it does."""
@@ -75,8 +78,15 @@ class ProcessWorkers:
             member.process.channel.send(Stop())
         self._leaving.append(member)
 
-    def wait(self, seconds: float | None) -> list[tuple[int, Any]]:
-        ready = [key for key, _ in self._selector.select(seconds)]
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed, or so full that wait() will see it anyway
+            self._bell.send(b"!")
+
+    def wait(self, seconds: float | None) -> list[tuple[int, Event]]:
+        keys = [key for key, _ in self._selector.select(seconds)]
+        ready = [key for key in keys if key.fileobj is not self._rung]
+        if len(ready) < len(keys):
+            self._rung.recv(4096)
         talking = {key.data for key in ready if isinstance(key.fileobj, Channel)}
         silent = {key.data for key in ready} - talking
         events = [(worker, self._hear(worker)) for worker in sorted(talking)]
@@ -99,22 +109,25 @@ class ProcessWorkers:
             self._end(member)
         self._leaving = []
         self._selector.close()
+        self._rung.close()
+        self._bell.close()
 
-    def _hear(self, worker: int) -> Any:
+    def _hear(self, worker: int) -> Event:
         member = self._members[worker]
+        event: Event
         try:
-            message, fds = member.process.channel.receive()
+            event, fds = member.process.channel.receive()
         except (EOFError, OSError):
             return self._bury(worker)
-        if isinstance(message, Done):
-            _adopt_files(message, fds)
-        return message
+        if isinstance(event, Done):
+            take_files(event.payloads, fds)
+        return event
 
     def _bury(self, worker: int) -> Died:
         member = self._forget(worker)
         code = member.process.wait(GRACE)
         self._end(member)
-        return Died(code)
+        return Died(describe_exit(code), killed=(code or 0) < 0)
 
     def _forget(self, worker: int) -> _Member:
         member = self._members.pop(worker)
@@ -128,18 +141,3 @@ class ProcessWorkers:
         member.process.kill()
         member.process.close()
         self._guardian.ended(member.process.pid)
-
-
-def _travelling(work: Work) -> Work:
-    """The work as it is sent: the chunk's file goes beside the message."""
-    if work.chunk is None or not isinstance(work.chunk.file, AnonymousFile):
-        return work
-    return replace(work, chunk=replace(work.chunk, file=0))
-
-
-def _adopt_files(message: Done, fds: list[int]) -> None:
-    """Give the chunks of a message the files that came beside it."""
-    files = [AnonymousFile(fd) for fd in fds]
-    for chunk in (chunk for _, chunks in message.shipped for chunk in chunks):
-        if isinstance(chunk.file, int):
-            chunk.file = files[chunk.file].shared()

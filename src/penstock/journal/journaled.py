@@ -2,81 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from penstock.engines.local.run import Run, labelled_sinks, sinks_of, stoppable
 from penstock.errors import (
     EngineError,
     InputError,
     OutputError,
     RunChangedError,
     StepError,
+    StoppedError,
     TooManyFailuresError,
-    UsageError,
 )
 from penstock.io.files import without_secrets
 from penstock.io.source import SplitGoal
-from penstock.journal.commits import Commits, SplitBySplit, tally_of
+from penstock.journal.commits import JournalSession, SplitBySplit, tally_of
 from penstock.journal.digests import Digests
 from penstock.journal.errors import KEPT
 from penstock.journal.identity import describe_run, stable_names
 from penstock.journal.inputs import list_inputs, model_files, written_by
 from penstock.journal.journal import Journal
 from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
-from penstock.journal.resuming import (
-    check_same_run,
-    check_still_same,
-    find_new_files,
-    fixed_by,
-    order_of,
-    refuse_changed_input,
-)
+from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
 from penstock.journal.run_dir import RunDir
 from penstock.models.rendezvous import end_hosts, run_folder
-from penstock.observe.result import RunResult
-from penstock.options import RunOptions
-from penstock.pipeline.pipeline import Graph
 from penstock.rows import safe_str
 from penstock.run.explain import explain
-from penstock.run.file_changes import FileWatch, Input
-from penstock.run.plan import Plan
-from penstock.run.pools import Machine, Pools, choose_pools, count_rows, surroundings
-from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
+from penstock.run.file_changes import Input
+from penstock.run.run import Begun
+from penstock.run.setup import Job, Layout, lay_out
+from penstock.run.splits import cut
 
 
-def run_journaled(graph: Graph, plan: Plan, programs: Mapping[int, bytes], options: RunOptions) -> RunResult:
-    """Run what is left of the run in `run_dir`; all of it, if none was begun there."""
-    if graph.collect:
-        raise UsageError(
-            "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
-        )
-    with stoppable(), RunDir(str(options.run_dir)) as folder:
-        begun = _Begun(folder, graph, plan, options)
+@contextlib.contextmanager
+def journaled(job: Job) -> Iterator[Begun]:
+    """What is left of the run in `run_dir`; all of it, if none was begun there."""
+    with RunDir(str(job.options.run_dir)) as folder:
+        found = _RunInFolder(folder, job)
         try:
-            return begun.go_on(programs)
+            with found.taken_up() as begun:
+                yield begun
         finally:
-            begun.journal.close()
+            found.journal.close()
 
 
-class _Begun:
+class _RunInFolder:
     """The run of a folder, with its journal open."""
 
-    def __init__(self, folder: RunDir, graph: Graph, plan: Plan, options: RunOptions) -> None:
+    def __init__(self, folder: RunDir, job: Job) -> None:
         self.started = time.monotonic()
         self.folder = folder
-        self.graph = graph
-        self.plan = plan
-        self.options = options
-        self.by_node = sinks_of(plan)
-        self.sinks = list(self.by_node.values())
-        self.identity = describe_run(graph, plan)
-        self.names = stable_names(graph)
+        self.job = job
+        self.plan = job.plan
+        self.options = job.options
+        self.sinks = list(job.sinks.values())
+        self.identity = describe_run(job.graph, job.plan)
         self.inputs: Sequence[Input] = ()
         self.is_blind = False  # it takes the place of a run whose journal cannot be read
         self.journal = self._opened()
@@ -98,42 +83,36 @@ class _Begun:
             raise
         return found
 
-    def go_on(self, programs: Mapping[int, bytes]) -> RunResult:
-        journal = self.journal
-        run_id, finished = journal.fact("run"), journal.fact("finished")
-        pools = choose_pools(self.plan, self.options, Machine.here(), journal.fact("rows"))
-        splits = journal.open_splits()  # if these cannot be read, no session has begun
-        session = 0 if finished else self._begin_session(run_id)
-        run = Run(
-            id=run_id,
-            graph=self.graph,
-            plan=self.plan,
-            pools=pools,
-            programs=programs,
-            scheduler=make_scheduler(self.plan, pools, self.options, splits),
-            few=journal.fact("few"),
-            options=self.options,
-            session=f"-{session}",
-        )
-        if finished:
+    @contextlib.contextmanager
+    def taken_up(self) -> Iterator[Begun]:
+        """A session of this process; how it ends is noted in the journal. None of a run that is finished."""
+        journal, names = self.journal, stable_names(self.job.graph)
+        run, rows, few = (journal.fact(name) for name in ("run", "rows", "few"))
+        layout = Layout(run=run, rows=rows, few=few, splits=journal.open_splits())
+        explained = explain(self.job, rows)  # what cannot be read or run is found before a session has begun
+        if journal.fact("finished"):
             if not is_told_finished(journal.folder):  # the process that finished it died before it could say so
                 write_manifest(journal)
-            tally = tally_of(journal, self.names)
-            return run.result(tally, before=tally.splits, was_finished=True)
+            yield Begun(layout, tally_of(journal, names))
+            return
+        number = self._begin_session(run)
         try:
-            self._describe(pools)
+            self._describe(explained)
             with Digests(journal, self.options) as digests:
-                commits = Commits(journal, self.by_node, session, digests, self.names)
-                files = FileWatch(self.inputs, lambda *found: refuse_changed_input(journal, digests, *found))
-                labels = [label for label, _ in labelled_sinks(self.plan).values()]
-                outputs = SplitBySplit(commits, labels, files, self.inputs, lambda: self._check_files(digests))
-                result, _ = run.carry_out(outputs)
-            journal.finish(session, time.monotonic() - self.started)
+                session = JournalSession(
+                    number=number,
+                    journal=journal,
+                    names=names,
+                    inputs=self.inputs,
+                    digests=digests,
+                    check_files=lambda: self._check_files(digests),
+                )
+                yield Begun(replace(layout, session=f"-{number}"), SplitBySplit(session, self.job.labelled_sinks()))
+            journal.finish(number, time.monotonic() - self.started)
             write_manifest(journal)
         except BaseException as exc:
-            self._ended(session, exc)
+            self._ended(number, exc)
             raise
-        return result
 
     def _check_files(self, digests: Digests) -> None:
         """Whether the files are still those that were read."""
@@ -141,12 +120,12 @@ class _Begun:
         inputs = list_inputs(self.plan, self.folder.path, written_by(self.journal), may_be_gone=True)
         check_still_same(self.journal, self.identity, inputs)
 
-    def _describe(self, pools: Pools) -> None:
+    def _describe(self, explained: str) -> None:
         """What `penstock status` and the manifest tell of the run, from its beginning on."""
         self.journal.set_facts(
             {
                 "environment": environment(self.options),
-                "explained": explain(self.plan, pools, surroundings(self.options, Machine.here()), journaled=True),
+                "explained": explained,
                 "sink_names": [sink.describe() for sink in self.sinks],
             }
         )
@@ -161,7 +140,7 @@ class _Begun:
 
     def _ended(self, session: int, exc: BaseException) -> None:
         """Leave word of how this process ended. What hinders that changes nothing."""
-        outcome = "failed" if isinstance(exc, Exception) else "stopped"
+        outcome = "failed" if isinstance(exc, Exception) and not isinstance(exc, StoppedError) else "stopped"
         kind = type(exc).__name__.lstrip("_")
         text = f"{_without_rows(exc, kind)}\n{kind}: {safe_str(exc)}".removesuffix(": ")
         text = without_secrets(text).encode("utf-8", "backslashreplace").decode()
@@ -210,15 +189,12 @@ class _Begun:
     def _create(self, found: Journal | None) -> Journal:
         written = () if found is None else written_by(found)
         self.inputs = inputs = list_inputs(self.plan, self.folder.path, written)
-        rows = count_rows(each.source for each in inputs)
-        pools = choose_pools(self.plan, self.options, Machine.here(), rows)
-        goals = split_goals(self.plan, pools, journaled=True)
-        splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
+        layout, goals = lay_out(self.job, inputs)
         files = [("input", each.step, file) for each in inputs for file in each.files]
         facts = {
-            "run": secrets.token_hex(8),
-            "rows": rows,
-            "few": few_splits(self.plan, pools, self.options, splits),
+            "run": layout.run,
+            "rows": layout.rows,
+            "few": layout.few,
             "goals": [asdict(goal) for goal in goals],
             "identity": self.identity.as_json(),
             "order": order_of(self.plan),
@@ -229,7 +205,7 @@ class _Begun:
             self._rehearse(facts)
         if found is not None:
             found.close()
-        return Journal.create(self.folder.path, facts, splits, [*files, *model_files(self.identity)])
+        return Journal.create(self.folder.path, facts, layout.splits, [*files, *model_files(self.identity)])
 
     def _rehearse(self, facts: Mapping[str, Any]) -> None:
         """Whether the sinks can start over: if not, the journal that is there must stay."""

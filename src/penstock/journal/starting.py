@@ -1,0 +1,44 @@
+"""Runs with a journal and without, on any site."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.errors import UsageError
+from penstock.options import ASIDE, RunOptions
+from penstock.pipeline.pipeline import Graph
+from penstock.run.explain import explain
+from penstock.run.file_changes import Input
+from penstock.run.fleet import Site
+from penstock.run.pools import count_rows
+from penstock.run.run import Run
+from penstock.run.setup import Job, list_inputs
+
+
+def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
+    """A run of the graph on this site; with `run_dir`, of what is left of it."""
+    job = Job(graph, options, site)
+    if not job.journaled:
+        return Run(job)
+    if graph.collect:
+        raise UsageError(
+            "collect() keeps its rows in memory, so it cannot be resumed: write to a sink, or leave out run_dir"
+        )
+    from penstock.journal.journaled import journaled  # SQLite, which other runs need not load
+
+    for sink in job.sinks.values():
+        sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
+    return Run(job, journaled)
+
+
+def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
+    job = Job(graph, options, site)
+    return explain(job, count_rows(each.source for each in _inputs(job)))
+
+
+def _inputs(job: Job) -> list[Input]:
+    if not job.journaled:
+        return list_inputs(job.plan)
+    from penstock.journal.inputs import list_inputs as list_others
+
+    return list_others(job.plan, str(job.options.run_dir), ())

@@ -1,0 +1,165 @@
+"""One run, from the sinks' first word to their last: the handle that whoever started it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.observe.progress import Progress, StageProgress
+from penstock.observe.result import RunResult, StepCount
+from penstock.observe.summary import rows_read, warnings
+from penstock.pipeline.graph import PCollection
+from penstock.pipeline.pipeline import engine_override
+from penstock.run.accounting import check_counts, check_read
+from penstock.run.coordinator import Coordinator
+from penstock.run.fleet import Fleet, FleetSpec
+from penstock.run.garbage import seldom_collected
+from penstock.run.outcomes import Tally
+from penstock.run.outputs import AtTheEnd, Outputs
+from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
+from penstock.run.signals import stoppable, uninterrupted
+from penstock.run.standing import Standing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that this process may carry out, or that an earlier one has finished."""
+
+    layout: Layout
+    outputs: Outputs | Tally  # where the output goes; of a finished run, what was done
+
+
+Begin = Callable[[Job], AbstractContextManager[Begun]]  # around all that this process does of a run
+
+
+@contextlib.contextmanager
+def unjournaled(job: Job) -> Iterator[Begun]:
+    """A run that is remembered nowhere."""
+    inputs = list_inputs(job.plan)
+    layout, _ = lay_out(job, inputs)
+    yield Begun(layout, AtTheEnd(layout.run, job.labelled_sinks(), inputs))
+
+
+class Run:
+    """A run that was started. wait() does the work, on the thread that calls it; any other may call stop() and progress(),
+    before, while and after that."""
+
+    def __init__(self, job: Job, begin: Begin = unjournaled) -> None:
+        self.rows: Mapping[PCollection[Any], list[Any]] = {}
+        self._job = job
+        self._begin = begin
+        self._programs = job.programs()
+        self._is_reported = engine_override.get() is not None  # by the command line, with what there is to warn of
+        self._waited = self._stopped = False
+        self._coordinator: Coordinator | None = None  # from when bundles run on
+        self._standing: Standing | None = None
+
+    def wait(self) -> RunResult:
+        if self._waited:
+            raise UsageError("wait() was called before, and it does the work of the run: keep what it returned")
+        self._waited = True
+        with stoppable(), self._begin(self._job) as begun:
+            setup = set_up(self._job, begun.layout)
+            if isinstance(begun.outputs, Tally):
+                result = _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
+            else:
+                result = self._carry_out(setup, begun.outputs)
+        for warning in () if self._is_reported else warnings(result):
+            logger.warning(warning)
+        return result
+
+    def stop(self) -> None:
+        # wait() looks at _stopped after it has set _coordinator: whichever comes first, one of both sees the other.
+        self._stopped = True
+        if self._coordinator is not None:
+            self._coordinator.stop()
+
+    def progress(self) -> list[StageProgress]:
+        coordinator, standing = self._coordinator, self._standing
+        if coordinator is None or standing is None:
+            return []
+        with coordinator.lock:
+            return standing.now(coordinator.running)
+
+    def _carry_out(self, setup: Setup, outputs: Outputs) -> RunResult:
+        started = time.perf_counter()
+        is_publishing = False
+        with seldom_collected():
+            try:
+                tally = outputs.begin()
+                before, rows_before = tally.bundles, rows_read(tally.counts)
+                self._work(setup, outputs, tally)
+                check_counts(self._job.graph, tally.counts)
+                outputs.check()
+                check_read(self._job.plan, tally.counts, setup.pools.rows)
+                with uninterrupted():
+                    is_publishing = True
+                    outputs.publish(tally.counts)
+            except BaseException as exc:
+                if not is_publishing:
+                    outputs.abandon(exc)
+                raise
+        self.rows = {pcoll: _collected(tally, position) for position, pcoll in enumerate(self._job.graph.collect)}
+        return _result(setup, tally, before, time.perf_counter() - started, rows_before=rows_before)
+
+    def _work(self, setup: Setup, outputs: Outputs, tally: Tally) -> None:
+        layout, pools = setup.layout, setup.pools
+        around = self._job.surroundings(layout.run + layout.session, in_process=pools.in_process)
+        spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders())
+        with self._job.site.fleet(spec) as fleet:
+            self._coordinate(setup, fleet, outputs, tally)
+
+    def _coordinate(self, setup: Setup, fleet: Fleet, outputs: Outputs, tally: Tally) -> None:
+        wanted = self._job.options.progress
+        shown = sys.stderr is not None and (sys.stderr.isatty() if wanted is None else wanted)
+        painter = Progress(sys.stderr) if shown else None
+        watch = (lambda: painter.show(self.progress())) if painter else None
+        self._standing = Standing(setup, tally)
+        self._coordinator = coordinator = Coordinator(setup, fleet, outputs, tally, watch)
+        if self._stopped:
+            coordinator.stop()
+        try:
+            coordinator.run()
+            if painter is not None:
+                painter.finish(self.progress())
+            fleet.close()
+        except BaseException:
+            fleet.kill()
+            coordinator.abandon()
+            raise
+
+
+def _result(
+    setup: Setup, tally: Tally, before: int, seconds: float = 0.0, *, rows_before: int = 0, was_finished: bool = False
+) -> RunResult:
+    """`before`: splits that earlier processes have done; `rows_before`: the rows of the sources in them."""
+    job, scheduler = setup.job, setup.scheduler
+    return RunResult(
+        run=setup.layout.run,
+        seconds=seconds,
+        counts={node.label: StepCount() for node in job.graph.nodes if node.traits.is_counted} | tally.counts,
+        metrics=tally.metrics,
+        outputs=[sink.describe() for sink in job.sinks.values()],
+        splits=tally.bundles,
+        splits_before=before,
+        rows_before=rows_read(tally.counts) if was_finished else rows_before,
+        retries=scheduler.retries,
+        worker_deaths=scheduler.deaths,
+        was_finished=was_finished,
+    )
+
+
+def _collected(tally: Tally, position: int) -> list[Any]:
+    rows: list[Any] = []
+    for _, some in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
+        rows.extend(some)
+    return rows
