@@ -69,7 +69,7 @@ LAYERS = {
 # What decides, and does nothing: values and the time go in, values come out.
 PURE = [
     "batching/*.py",
-    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "commands", "place")),
+    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",
