@@ -68,7 +68,8 @@ LAYERS = {
 # What decides, and does nothing: values and the time go in, values come out.
 PURE = [
     "batching/*.py",
-    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "commands", "outcome", "place")),
+    *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands")),
+    *(f"models/{name}.py" for name in ("outcome", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",

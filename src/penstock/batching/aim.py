@@ -37,6 +37,11 @@ class Aiming:
             sizes = limits.size_buckets or ladder(min(limits.min_size, limits.most_rows), limits.most_rows)
             self._finder = SizeFinder(sizes, max(FIRST_ROWS, limits.min_size))
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether batches that fit into memory teach nothing."""
+        return self._finder is None and not self._by_length and not self._ceiling.is_known
+
     def aim(self) -> Aim:
         if self._aim is None:
             self._aim = self._new_aim()
@@ -52,8 +57,6 @@ class Aiming:
 
     def ran(self, aim: Aim, rows: int, lengths: list[int] | None, seconds: float) -> None:
         """A batch that was cut for this aim took this long."""
-        if self._finder is None and not self._by_length and not self._ceiling.is_known:
-            return  # nothing to learn
         self._aim = None
         self._ceiling.ran()
         self._usual_rows += 0.1 * (rows - self._usual_rows)

@@ -38,6 +38,7 @@ class Shared:
 
     def settled(self) -> None:
         """Some tickets are: whoever waited for them goes on."""
-        for caller in [each for each in self._waiting if not each.waiting]:
-            self.goes(caller)
+        if self._waiting:
+            for caller in [each for each in self._waiting if not each.waiting]:
+                self.goes(caller)
         self.changed.notify_all()

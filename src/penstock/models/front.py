@@ -133,11 +133,10 @@ class Front(Generic[T]):
             self.out_of_memory(spans, too_large, copy)
         elif calls == 1:  # how long the search for bad rows took, says nothing
             self._seconds = seconds
-            if aim is not None:
-                aiming = self._aiming(spans, copy)
+            aiming = self._aiming(spans, copy)
+            if aim is not None and not aiming.is_fixed:
                 aiming.ran(aim, rows_in(spans), lengths_of(spans), seconds)
-                if aiming.aim() is not aim:
-                    self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
+                self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
 
     def out_of_memory(self, spans: list[Span[T]], rows: int, copy: int = 0) -> None:
         """So many rows of a batch, the last ones, did not fit into memory together."""
