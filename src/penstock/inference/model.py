@@ -38,6 +38,8 @@ class _Care(NamedTuple):
 class _Rows:
     """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again."""
 
+    __slots__ = ("_batch", "_is_given", "_may_change", "_read_again", "count")
+
     def __init__(self, batch: Block, may_change: bool, read_again: Callable[[], Block] | None) -> None:
         self.count = row_count(batch)
         self._batch = batch
@@ -49,18 +51,18 @@ class _Rows:
         """Some of the rows, as they were submitted."""
         if self._is_given and self._read_again is not None:
             self._batch, self._read_again = self._read_again(), None
-        return slice_rows(self._batch, start, stop)
+        return self._batch if stop - start == self.count else slice_rows(self._batch, start, stop)
 
-    def call(self, start: int, stop: int, function: Callable[[Block], Any]) -> Any:
-        """function(rows), with rows that it may change; an answer whose example is one of them gets the row itself."""
+    def call(self, start: int, stop: int, function: Callable[[Block, Any], Any], args: Any) -> Any:
+        """function(rows, args), with rows that it may change; an answer whose example is one of them gets the row itself."""
         part = self.part(start, stop)
         if not self._may_change:
-            return function(part)
+            return function(part, args)
         if self._read_again is not None:
             self._is_given = True
-            return function(part)
+            return function(part, args)
         given = own_rows(part)
-        answers = function(given)
+        answers = function(given, args)
         return answers if given is part else _with_examples(answers, given, part)
 
 
@@ -130,7 +132,11 @@ class ModelCopy:
         care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
         rows = _Rows(batch, self.handler.changes_rows(), read_again)
         answers, raised = self._tried(rows, 0, rows.count, args, care)
-        made = Outcome(answers, {}, care.tries.made) if raised is None else self._isolated(rows, args, step, care, raised)
+        if raised is None:
+            return Outcome(
+                answers, calls=care.tries.made, model_id=self._model_id(), out_of_memory=self._take_out_of_memory()
+            )
+        made = self._isolated(rows, args, step, care, raised)
         return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
 
     def byte_size(self, batch: Block) -> int | None:
@@ -169,7 +175,7 @@ class ModelCopy:
         """The answers, or what the call raised: the last one, if it may be made again."""
         while True:
             try:
-                return rows.call(start, stop, lambda batch: self._call(batch, args)), None
+                return rows.call(start, stop, self._call, args), None
             except BaseException as exc:
                 let_through(exc)
                 error = self._of_rows(exc, stop - start, care.handling)
@@ -273,9 +279,10 @@ class ModelCopy:
         assert self._loaded is not None
         if (calling := getattr(self._own, "calling", None)) is not None:
             calling()
-        expected = row_count(batch)
-        batch = self._filled(batch)
-        given = row_count(batch)
+        expected = given = row_count(batch)
+        if self._size_buckets:
+            batch = self._filled(batch)
+            given = row_count(batch)
         if self._slow is not None:
             self._slow.begin()
         began = this_process()
