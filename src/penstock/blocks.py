@@ -74,9 +74,14 @@ def row_at(block: Block, index: int) -> Any:
 
 def gather(pieces: Sequence[tuple[Block, int, int]]) -> Block:
     """Rows of several blocks of one kind, each from and to, as one block."""
+    if len(pieces) == 1:
+        return slice_rows(*pieces[0])
     if len(pieces) > 1 and all(stop - start == 1 for _, start, stop in pieces) and isinstance(pieces[0][0], list):
         return [block[start] for block, start, _ in pieces]
     return join([slice_rows(block, start, stop) for block, start, stop in pieces])
+
+
+_SCALARS = frozenset({bool, int, float, complex, type(None)})  # most rows, or what is in them: quickly told
 
 
 def size_of(row: object) -> int:
@@ -85,6 +90,11 @@ def size_of(row: object) -> int:
 
 
 def _size_of(value: Any, depth: int) -> int:
+    kind = type(value)
+    if kind in _SCALARS:
+        return sys.getsizeof(value)
+    if kind is str:
+        return _own_size(value)
     try:
         nbytes = getattr(value, "nbytes", None)
     except Exception:  # sparse tensors refuse to tell

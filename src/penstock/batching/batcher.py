@@ -95,20 +95,27 @@ class Batcher(Generic[T]):
             entry.taken = entry.size
             self.waiting -= entry.size
             return [Span(entry, 0, entry.size)]
-        line = self._first_full(copy)
+        line = self._first_full(copy) if self._full else None
+        if now > -math.inf:  # otherwise only full ones leave
+            line = self._first_due(line, now, flush, linger)
+        if line is None:
+            return None
+        group, before = line.group, line.group.rows
+        spans = group.cut(line.model.limits, line.model.aims[copy], due=line.is_due(now))
+        self._shrank(line, before)
+        return spans
+
+    def _first_due(self, full: _Line[T] | None, now: float, flush: bool, linger: float) -> _Line[T] | None:
+        """Of those that may leave, and a full one, the group whose oldest row is oldest."""
+        found = full
         for wait, heap in self._ages.items():
             longest = linger if wait is None else wait
             other = self._first(heap) if flush or longest < math.inf else None
-            if other is None or (line is not None and line.age <= other.age):
+            if other is None or (found is not None and found.age <= other.age):
                 continue
             if flush or now >= other.age[0] + longest:
-                line = other
-        if line is None:
-            return None
-        before = line.group.rows
-        spans = line.group.cut(line.model.limits, line.model.aims[copy], due=line.is_due(now))
-        self._shrank(line, before)
-        return spans
+                found = other
+        return found
 
     def deadline(self, linger: float = math.inf) -> float | None:
         """When the oldest row will have waited long enough: the time to ask again."""
@@ -169,13 +176,13 @@ class Batcher(Generic[T]):
         """The same of those that are full for this copy."""
         heap, found = self._full, None
         passed: list[_Place[T]] = []
-        while heap and found is None:
+        while heap:
             age, line = heap[0]
             if line.group.is_full(line.model.limits, line.model.aims[copy]):
                 if age == line.age:
                     found = line
-                else:
-                    heapreplace(heap, (line.age, line))
+                    break
+                heapreplace(heap, (line.age, line))
             else:
                 place = heappop(heap)
                 line.listed = line.is_full()

@@ -51,7 +51,7 @@ class Span(NamedTuple, Generic[T]):
 
 
 def rows_in(spans: list[Span[T]]) -> int:
-    return sum([stop - start for _, start, stop in spans])
+    return spans[0].stop - spans[0].start if len(spans) == 1 else sum([stop - start for _, start, stop in spans])
 
 
 def lengths_of(spans: list[Span[T]]) -> list[int] | None:

@@ -129,15 +129,14 @@ class ModelCopy:
 
         read_again: gives the rows once more, to a caller that keeps them elsewhere. The handler is then given the batch
         itself; without it, copies of what it could change: every call sees the rows as they were submitted."""
-        care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
         rows = _Rows(batch, self.handler.changes_rows(), read_again)
-        answers, raised = self._tried(rows, 0, rows.count, args, care)
-        if raised is None:
-            return Outcome(
-                answers, calls=care.tries.made, model_id=self._model_id(), out_of_memory=self._take_out_of_memory()
-            )
-        made = self._isolated(rows, args, step, care, raised)
-        return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
+        try:
+            answers = rows.call(0, rows.count, self._call, args)
+        except BaseException as exc:
+            care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
+            made = self._after(exc, rows, args, step, care)
+            return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
+        return Outcome(answers, model_id=self._model_id())
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -171,16 +170,29 @@ class ModelCopy:
         self._own.rows = None
         return rows
 
+    def _after(self, exc: BaseException, rows: _Rows, args: Any, step: str, care: _Care) -> Outcome:
+        """What a batch comes to whose first call has raised."""
+        answers: Any = None
+        raised = self._blamable(exc, rows.count, care)
+        if raised is None:
+            answers, raised = self._tried(rows, 0, rows.count, args, care)
+        return Outcome(answers, calls=care.tries.made) if raised is None else self._isolated(rows, args, step, care, raised)
+
     def _tried(self, rows: _Rows, start: int, stop: int, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
         """The answers, or what the call raised: the last one, if it may be made again."""
         while True:
             try:
                 return rows.call(start, stop, self._call, args), None
             except BaseException as exc:
-                let_through(exc)
-                error = self._of_rows(exc, stop - start, care.handling)
-            if self._is_out_of_memory(error) or not care.tries.again(error):
+                error = self._blamable(exc, stop - start, care)
+            if error is not None:
                 return None, error
+
+    def _blamable(self, exc: BaseException, rows: int, care: _Care) -> BaseException | None:
+        """What a call raised, if rows can be to blame for it; None: it may be made again, and the wait is over."""
+        let_through(exc)
+        error = self._of_rows(exc, rows, care.handling)
+        return error if self._is_out_of_memory(error) or not care.tries.again(error) else None
 
     def _of_rows(self, exc: BaseException, rows: int, handling: Handling | None) -> BaseException:
         """The error, if rows can be to blame for it; any other is raised."""

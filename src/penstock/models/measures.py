@@ -19,6 +19,7 @@ class Measures:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._report = Report({}, {}, {})
+        self._sizes, self._latencies = Distribution(), Distribution()  # of every batch: not looked up by their names
 
     def loaded(self, seconds: float, size: int) -> None:
         self._record("load_model_latency_milli_secs", seconds * 1e3)
@@ -29,8 +30,8 @@ class Measures:
     ) -> None:
         """A batch, of so many bytes if that was looked at, is answered. `failed`: with failures among the answers."""
         rows, lengths = rows_in(spans), lengths_of(spans)
-        self._record("inference_request_batch_size", rows)
-        self._record("inference_batch_latency_micro_secs", seconds * 1e6)
+        self._sizes.record(rows)
+        self._latencies.record(seconds * 1e6)
         if size is not None:
             self._record("inference_request_batch_byte_size", size)
         if lengths is not None:
@@ -53,11 +54,15 @@ class Measures:
 
     def found(self, size: str | None) -> None:
         """What the search for a size has found from these batches, in words."""
-        if size is not None and self._report.distributions:
+        if size is not None and self._sizes.count:
             self._report.notes["batch_size_found"] = size
 
     def take(self) -> Report:
         report, self._report = self._report, Report({}, {}, {})
+        if self._sizes.count:
+            report.distributions["inference_request_batch_size"] = self._sizes
+            report.distributions["inference_batch_latency_micro_secs"] = self._latencies
+            self._sizes, self._latencies = Distribution(), Distribution()
         return report
 
     def _count(self, name: str, n: int = 1) -> None:
