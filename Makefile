@@ -2,7 +2,9 @@
 PYTHON ?= python3
 PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 
-.PHONY: demo test check lint types torture search bench clean
+PURE = batcher dispatch front lengths package plan schedule shapes sizes
+
+.PHONY: demo test quick check lint types torture search bench clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
@@ -11,6 +13,10 @@ test: .venv-test/ready
 	.venv-test/bin/python -m pytest
 
 check: lint types test
+
+# What takes less than a minute: lint, types, and the tests of what decides and does nothing.
+quick: lint types
+	.venv-test/bin/python -m pytest -q $(PURE:%=tests/test_%.py)
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .
