@@ -9,7 +9,9 @@ PURE = batcher dispatch front lengths package plan schedule shapes sizes
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
 
+# Tests start thousands of interpreters, each of which would compile the package where bytecode is not written.
 test: .venv-test/ready
+	.venv-test/bin/python -m compileall -q src
 	.venv-test/bin/python -m pytest
 
 check: lint types test

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from penstock.engines.local.inline import InlineFleet
-from penstock.engines.local.processes import Guardian
-from penstock.engines.local.worker_processes import ProcessFleet
-from penstock.journal.starting import explain_run, start_run
-from penstock.models.rendezvous import end_hosts
 from penstock.options import RunOptions
 from penstock.pipeline.pipeline import Graph
-from penstock.run.fleet import Fleet, FleetSpec
-from penstock.run.pools import Machine
-from penstock.run.run import Run
+
+# What runs a pipeline is imported by the methods: `import penstock`, which every worker does too, composes pipelines only.
+if TYPE_CHECKING:
+    from penstock.run.fleet import Fleet, FleetSpec
+    from penstock.run.pools import Machine
+    from penstock.run.run import Run
 
 FILES = 65_536  # open at once, at most
 
@@ -24,18 +23,29 @@ class LocalEngine:
     """Runs a pipeline on this machine: in the user's process, or over worker processes."""
 
     def start(self, graph: Graph, options: RunOptions) -> Run:
+        from penstock.journal.starting import start_run
+
         return start_run(graph, options, self)
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
+        from penstock.journal.starting import explain_run
+
         return explain_run(graph, options, self)
 
     def machine(self) -> Machine:
+        from penstock.run.pools import Machine
+
         return Machine.here()
 
     @contextlib.contextmanager
     def fleet(self, spec: FleetSpec) -> Iterator[Fleet]:
         """The hosts of models end last. A guardian cleans up if this process is killed; a run in this process has none if it
         is small, or leaves nothing behind."""
+        from penstock.engines.local.inline import InlineFleet
+        from penstock.engines.local.processes import Guardian
+        from penstock.engines.local.worker_processes import ProcessFleet
+        from penstock.models.rendezvous import end_hosts
+
         pools, around = spec.pools, spec.around
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
