@@ -1215,7 +1215,7 @@ def test_a_folder_that_cannot_be_synced_ends_the_run(folder, monkeypatch):
         sync(descriptor)
 
     monkeypatch.setattr("os.fsync", failing)
-    with pytest.raises(TransientError, match="Input/output error"):
+    with pytest.raises(OutputError, match="cannot be written: Input/output error"):
         copied(folder)
     monkeypatch.undo()
     copied(folder)
