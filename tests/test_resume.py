@@ -581,7 +581,7 @@ def test_a_torn_end_of_the_journal_costs_one_commit(folder):
     log.write_bytes(log.read_bytes()[:-1000] + b"torn")
     shutil.copytree(folder / "run", folder / "copy")  # whoever opens it mends it
     journal = Journal.open(str(folder / "copy"))
-    done = journal.split_counts().get("done", 0)
+    done = journal.splits.counts().get("done", 0)
     journal.close()
     assert done > 0, "some splits were done before, and the torn log still says so"
     assert subprocess.run([sys.executable, "job.py"], cwd=folder, timeout=60).returncode == 0

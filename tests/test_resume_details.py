@@ -236,8 +236,8 @@ def test_a_split_is_prepared_once(tmp_path):
         journal.done([split])
         with pytest.raises(EngineError, match="was done before"):
             journal.prepare([(split, SplitResult(bundles=2), [])])
-        assert journal.total().bundles == 1
-        assert journal.split_counts() == {"done": 1}
+        assert journal.splits.total().bundles == 1
+        assert journal.splits.counts() == {"done": 1}
     finally:
         journal.close()
 
@@ -254,7 +254,7 @@ def test_the_log_of_a_killed_run_is_not_taken_for_that_of_the_next(tmp_path):
     journal = Journal.create(str(tmp_path / "killed"), {"run": "2"}, [(SplitId(0, 0), "new")], [])
     try:
         assert (journal.fact("run"), journal.fact("explained")) == ("2", None)
-        assert journal.open_splits() == [(SplitId(0, 0), "new")]
+        assert journal.splits.open() == [(SplitId(0, 0), "new")]
     finally:
         journal.close()
 

@@ -61,7 +61,7 @@ def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> 
         return _Cut()
     now = {file.path for file in each.files}
     splits = [
-        (split, is_open, set(each.source.paths_of(payload))) for split, is_open, payload in journal.splits_of(position)
+        (split, is_open, set(each.source.paths_of(payload))) for split, is_open, payload in journal.splits.of(position)
     ]
     if splits and not any(paths for _, _, paths in splits):
         return _Cut()  # whose splits they are cannot be told
@@ -80,7 +80,7 @@ def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> 
             f"{without_secrets(unfit[0])} has changed, or shares a split with a file that has, after a part of it was done: "
             "the rest would not fit; put back what it was, or start over with fresh=True (--fresh)"
         )
-    added = cut(each.source.only(again), position, goal, journal.next_number(position)) if again else []
+    added = cut(each.source.only(again), position, goal, journal.splits.next_number(position)) if again else []
     return _Cut(removed, added, changed - now - done)
 
 

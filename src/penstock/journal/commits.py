@@ -83,7 +83,7 @@ class SplitBySplit(Outputs):
             self._prepare()
         self._hold = bool(self._journal.fact("hold"))
         if not self._hold:
-            self._publish(self._journal.prepared())
+            self._publish(self._journal.splits.prepared())
         return tally_of(self._journal, self._session.names)
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
@@ -116,8 +116,8 @@ class SplitBySplit(Outputs):
 
     def publish(self, counts: Mapping[str, StepCount]) -> None:
         """What was held back until now, or could not be published before."""
-        self._publish(self._journal.prepared())
-        published = self._journal.published()
+        self._publish(self._journal.splits.prepared())
+        published = self._journal.splits.published()
         for place, (label, sink) in enumerate(zip(self._labels, self._sinks, strict=True)):
             check_published(label, sink, published.get(place, ()), counts.get(label, StepCount()))
         finish(self._run, self._sinks, published=True)
@@ -132,7 +132,7 @@ class SplitBySplit(Outputs):
 
     def _unify(self) -> None:
         """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
-        splits = self._journal.with_parts()
+        splits = self._journal.splits.with_parts()
         parts = [FinishedPart(part.sink, part.token, part.details["rows"]) for _, parts in splits for part in parts]
         now = iter(unified(dict(enumerate(self._sinks)), parts))
         changed = []
@@ -186,13 +186,13 @@ class SplitBySplit(Outputs):
 
     def _resume(self, notes: Sequence[Any]) -> None:
         self._clean()
-        published = self._journal.published()
+        published = self._journal.splits.published()
         for place, (sink, note) in enumerate(zip(self._sinks, notes, strict=True)):
             sink.resume(self._run, note, published.get(place, ()))
 
     def _clean(self) -> None:
         kept: dict[int, list[Any]] = {}
-        for _, parts in self._journal.prepared():
+        for _, parts in self._journal.splits.prepared():
             for part in parts:
                 kept.setdefault(part.sink, []).append(part.token)
         for place, sink in enumerate(self._sinks):
@@ -201,5 +201,5 @@ class SplitBySplit(Outputs):
 
 def tally_of(journal: Journal, names: Mapping[str, str]) -> Tally:
     """What a run has done so far, by the labels that its steps have in this program."""
-    total = journal.total().renamed({name: label for label, name in names.items()})
+    total = journal.splits.total().renamed({name: label for label, name in names.items()})
     return Tally(total.counts, total.metrics, total.stage_rows, total.bundles)

@@ -38,7 +38,7 @@ def list_inputs(plan: Plan, run_dir: str, written: Collection[str], *, may_be_go
 
 def written_by(journal: Journal) -> set[str]:
     """The files that a run has published, may have published when it was killed, or has taken over from an earlier one."""
-    parts = [*journal.parts(), *(journal.fact("earlier") or ())]
+    parts = [*journal.splits.parts(), *(journal.fact("earlier") or ())]
     return {place_of(part["path"]) for part in parts if "path" in part}
 
 

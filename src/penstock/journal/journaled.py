@@ -88,7 +88,7 @@ class _RunInFolder:
         """A session of this process; how it ends is noted in the journal. None of a run that is finished."""
         journal, names = self.journal, stable_names(self.job.graph)
         run, rows, few = (journal.fact(name) for name in ("run", "rows", "few"))
-        layout = Layout(run=run, rows=rows, few=few, splits=journal.open_splits())
+        layout = Layout(run=run, rows=rows, few=few, splits=journal.splits.open())
         explained = explain(self.job, rows)  # what cannot be read or run is found before a session has begun
         if journal.fact("finished"):
             if not is_told_finished(journal.folder):  # the process that finished it died before it could say so
@@ -166,7 +166,7 @@ class _RunInFolder:
     def _so_far(self) -> str:
         """How much is done, if the journal can still tell."""
         try:
-            counts = self.journal.split_counts()
+            counts = self.journal.splits.counts()
         except Exception:
             return ""
         return f" ({sum(counts.values()) - counts.get('open', 0):,} of {sum(counts.values()):,} splits)"
@@ -227,7 +227,7 @@ class _RunInFolder:
 
     def _check_output(self, journal: Journal) -> None:
         """What was published must be there: it is not made again."""
-        published = journal.published()
+        published = journal.splits.published()
         for place, sink in enumerate(self.sinks):
             if gone := sink.missing(published.get(place, ())):
                 raise OutputError(
@@ -238,7 +238,7 @@ class _RunInFolder:
     def _reopen_lost(self, journal: Journal) -> None:
         """Splits that were prepared, and whose parts are lost before they were published, run again."""
         lost = []
-        for split, parts in journal.prepared():
+        for split, parts in journal.splits.prepared():
             if not all(self.sinks[part.sink].has(part.token) for part in parts):
                 lost.append(split)
                 for part in parts:
@@ -250,7 +250,7 @@ class _RunInFolder:
         goals = [SplitGoal(**goal) for goal in journal.fact("goals")]
         for position, files in find_new_files(journal, self.inputs):
             source = self.inputs[position].source.only([file.path for file in files])
-            splits = cut(source, position, goals[position], journal.next_number(position))
+            splits = cut(source, position, goals[position], journal.splits.next_number(position))
             journal.add_splits(splits, self.inputs[position].step, files)
 
 
@@ -267,7 +267,7 @@ def _facts_of(found: Journal | None) -> dict[str, Any]:
         return {}
     if not found.was_begun:  # this one takes its place
         return {name: found.fact(name) for name in ("run", "earlier", "earlier_runs", "earlier_asides")}
-    parts = [*(found.fact("earlier") or ()), *found.parts()]
+    parts = [*(found.fact("earlier") or ()), *found.splits.parts()]
     return {
         "earlier": list({json.dumps({**part, "xxh128": None}, sort_keys=True): part for part in parts}.values()),
         "earlier_runs": [*(found.fact("earlier_runs") or ()), found.fact("run")],

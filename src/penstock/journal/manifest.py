@@ -45,7 +45,7 @@ def environment(options: RunOptions) -> dict[str, Any]:
 def make_manifest(journal: Journal) -> dict[str, Any]:
     """The run as it stands. `state` is finished, or how the last process ended; of one at work it is running."""
     sessions = journal.sessions()
-    total, published, splits = journal.total(), journal.published(), journal.split_counts()
+    total, published, splits = journal.splits.total(), journal.splits.published(), journal.splits.counts()
     sinks: list[str] = journal.fact("sink_names") or []
     return {
         "format": FORMAT,
