@@ -470,7 +470,7 @@ class Handler(ps.ModelHandler):
 """
 
 
-def test_code_behind_objects_counts_and_their_state_does_not(tmp_path):
+def test_a_module_that_was_changed_is_named_and_state_is_no_change(tmp_path):
     def run(**changed):
         (tmp_path / "script.py").write_text(SCRIPT)
         (tmp_path / "steps.py").write_text(STEPS.replace(*changed.get("steps", ("", ""))))
@@ -479,13 +479,8 @@ def test_code_behind_objects_counts_and_their_state_does_not(tmp_path):
 
     assert run() == "False True\n"
     assert run() == "True True\n"
-    assert "code: step 'Map(work)': the function Tok.clean, which its function uses, was changed" in run(
-        steps=("strip()", "upper()")
-    )
-    assert "handlers: handler of step 'RunInference(Handler)': the function Model.score, which Handler uses, was" in run(
-        steps=("len(row)", "2 * len(row)")
-    )
-    assert "Map(work)': TOK, which its function uses, is another" in run(steps=("self.calls = 0", "self.calls = 1"))
+    assert "  code: steps.py was changed\nput back" in run(steps=("strip()", "upper()"))
+    assert "  code: steps.py was changed\nput back" in run(steps=("self.calls = 0", "self.calls = 1"))
 
 
 def test_another_pipeline_is_refused(folder):
