@@ -325,6 +325,21 @@ def test_other_arguments_are_another_run(script):
     assert "ZeroDivisionError" in script(arguments=["--limit", "3", "--", "--workers", "2", "--fresh"]).stderr
 
 
+def test_a_script_that_goes_to_another_folder_counts(tmp_path):
+    (tmp_path / "out").mkdir()
+    source = "import os\nimport penstock as ps\nos.chdir('out')\np = ps.Pipeline(run_dir='../run', workers=0)\n"
+    source += "p | ps.Create([1, 2]) | ps.Map(str) | ps.WriteToText('.')\n"
+
+    def run(source):
+        (tmp_path / "script.py").write_text(source)
+        command = [sys.executable, "-m", "penstock.cli", "run", "script.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    assert "changed" not in run(source)
+    assert "changed" not in run(source)
+    assert "  code: script.py was changed\n" in run(f"{source}LIMIT = 3\n")
+
+
 def test_flags_of_the_command_line_are_no_arguments():
     actions = _flags()._option_string_actions
     assert {flag for flag, action in actions.items() if action.nargs is None} == OWN_FLAGS

@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -175,6 +176,7 @@ def test_functions_of_steps():
     assert change == Change("code", "step 's': its function is another")
 
 
+PATTERNS = re.compile("a"), re.compile("b")
 FACTORIES = collections.defaultdict(int), collections.defaultdict(list)
 
 
@@ -183,7 +185,16 @@ def test_values_that_functions_carry_along_are_compared():
         return mapped("s" >> ps.Map(lambda row, more=k: (row, of)))
 
     assert texts(f(1), f(1)) == []
-    for one, other in ((1, 2), (str, int), ({"a"}, {"b"}), ({"a": [1]}, {"a": [2]}), (b"a", b"b"), (1, True), FACTORIES):
+    for one, other in (
+        (1, 2),
+        (str, int),
+        ({"a"}, {"b"}),
+        ({"a": [1]}, {"a": [2]}),
+        (b"a", b"b"),
+        (1, True),
+        FACTORIES,
+        PATTERNS,
+    ):
         assert texts(f(one), f(other)) == ["step 's': its function is another"]
         assert texts(f(1, one), f(1, other)) == ["step 's': its function is another"]
 

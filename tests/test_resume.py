@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -481,6 +482,17 @@ def test_a_module_that_was_changed_is_named_and_state_is_no_change(tmp_path):
     assert run() == "True True\n"
     assert "  code: steps.py was changed\nput back" in run(steps=("strip()", "upper()"))
     assert "  code: steps.py was changed\nput back" in run(steps=("self.calls = 0", "self.calls = 1"))
+
+
+def test_a_journal_of_an_older_version_is_refused_with_what_to_do(folder):
+    copied(folder)
+    with contextlib.closing(sqlite3.connect(folder / "run" / "journal.db")) as journal, journal:
+        journal.execute("UPDATE facts SET value = '1' WHERE name = 'format'")
+    with pytest.raises(
+        EngineError, match=r"another version \(format 1, expected 2\).*start over with fresh=True or --fresh"
+    ):
+        copied(folder)
+    assert not copied(folder, fresh=True).was_finished
 
 
 def test_another_pipeline_is_refused(folder):

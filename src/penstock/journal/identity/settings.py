@@ -6,13 +6,14 @@ They are the same in every process and every run, until something changes. What 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import inspect
 import json
 import re
 import sys
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 from penstock.inference.handler import ModelHandler
@@ -90,7 +91,7 @@ class Digests:
 
     def _parts(self, value: Any) -> list[Any]:
         kind = type(value)
-        if kind is dict:
+        if kind in (dict, MappingProxyType):
             return ["dict", *sorted((self.of(key), self.of(each)) for key, each in value.items())]
         if kind in (list, tuple):
             if set(map(type, value)) <= _PLAIN:
@@ -118,7 +119,8 @@ class Digests:
 
     def _reduced(self, value: Any) -> list[Any]:
         """An object by what pickle would write of it."""
-        reduced = value.__reduce_ex__(4)
+        registered = copyreg.dispatch_table.get(type(value))
+        reduced: Any = value.__reduce_ex__(4) if registered is None else registered(value)
         if isinstance(reduced, str):  # a global
             return ["global", _name_of(type(value)), str(getattr(value, "__module__", "")), reduced]
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
