@@ -492,6 +492,7 @@ def test_a_journal_of_an_older_version_is_refused_with_what_to_do(folder):
         EngineError, match=r"another version \(format 1, expected 2\).*start over with fresh=True or --fresh"
     ):
         copied(folder)
+    shutil.rmtree(folder / "out")
     assert not copied(folder, fresh=True).was_finished
 
 
