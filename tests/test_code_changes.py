@@ -1,11 +1,11 @@
-"""What of a pipeline's code is looked at: data, imports, modules, where errors are caught; and how a script was started."""
+"""What of a pipeline's code is compared: the script, its arguments, the modules that it imports, cells of notebooks."""
 
 from __future__ import annotations
 
 import importlib
+import linecache
 import os
 import pickle
-import runpy
 import subprocess
 import sys
 import textwrap
@@ -15,68 +15,30 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
+from penstock.cli import _flags
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.io.source import FileSource
 from penstock.journal.identity import changes, describe_run
-from penstock.journal.identity.values import digests
+from penstock.journal.identity.run import OWN_FLAGS, OWN_SWITCHES
 from penstock.pipeline.pipeline import Graph
 from penstock.run.plan import make_plan
 
 
-def cell(source):
-    """The digests of the function `fn` of a source."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(textwrap.dedent(source), space)
-    return digests("fn", space["fn"])
+def described(p):
+    graph = Graph(p._nodes)
+    return describe_run(graph, make_plan(graph))
+
+
+def using(fn):
+    """What a run that maps rows with this function is."""
+    p = ps.Pipeline()
+    p | ps.Create([1]) | "use" >> ps.Map(fn)
+    return described(p)
 
 
 def texts(*pipelines):
     """What differs between two pipelines."""
-    graphs = [Graph(p._nodes) for p in pipelines]
-    return [change.text for change in changes(*(describe_run(graph, make_plan(graph)) for graph in graphs))]
-
-
-# Data of Python's own types, and of types derived from them.
-
-DATA = {
-    "a namespace of arguments": ("import argparse", "argparse.Namespace(k={})"),
-    "a namespace": ("import types", "types.SimpleNamespace(k=[{}])"),
-    "a namespace of the user's": ("import argparse\nclass Args(argparse.Namespace): pass", "Args(k={})"),
-    "a view of a dict": ("import types", "types.MappingProxyType({{'k': {}}})"),
-    "a chain of dicts": ("import collections", "collections.ChainMap({{}}, {{'k': {}}})"),
-    "a dict's stand-in": ("import collections", "collections.UserDict(k={})"),
-    "a template": ("import string", "string.Template('{} $x')"),
-    "an id": ("import uuid", "uuid.UUID(int={})"),
-    "a network": ("import ipaddress", "ipaddress.ip_network('10.0.{}.0/24')"),
-    "settings": ("import configparser\nC = configparser.ConfigParser()\nC.read_string('[a]\\nk=%({})s')", "C"),
-    "a section": ("import configparser\nC = configparser.ConfigParser()\nC.read_string('[a]\\nk={}')", "C['a']"),
-    "a text of the user's": ("class Prompt(str): pass", "Prompt('{}')"),
-    "a number of the user's": ("class W(int): pass", "W({})"),
-    "a float of the user's": ("class W(float): pass", "W({})"),
-    "bytes of the user's": ("class B(bytes): pass", "B(b'{}')"),
-    "an attribute of a text": ("class P(str): pass\np = P('a')\np.k = {}", "p"),
-    "an attribute of a dict": ("class D(dict): pass\nd = D()\nd.k = {}", "d"),
-    "a decimal of the user's": ("import decimal\nclass M(decimal.Decimal):\n    def k(self): return {}", "M(1)"),
-    "a metaclass": ("class M(type):\n    def k(cls): return {}\nclass T(metaclass=M): pass", "T"),
-    "a method with arguments": ("import functools\nclass T:\n    k = functools.partialmethod(print, {})", "T"),
-}
-PLACES = {
-    "a global": "VALUE = {value}\ndef fn(row): return VALUE",
-    "a closure": "def made(value): return lambda row: value\nfn = made({value})",
-    "a default": "def fn(row, value={value}): return value",
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", DATA)
-def test_data_counts_by_value(kind, place):
-    first, value = DATA[kind]
-
-    def made(k):
-        return cell(f"{first.format(k)}\n{PLACES[place].format(value=value.format(k))}")
-
-    assert made(1) == made(1)
-    assert made(1) != made(2)
+    return [change.text for change in changes(*map(described, pipelines))]
 
 
 def test_settings_of_a_step_count_by_value():
@@ -149,152 +111,246 @@ def files(tmp_path, monkeypatch):
 
 HELPER = "def g(row):\n    return row + {}\n"
 IMPORTS = {
-    "a name": "def fn(row):\n    from helpers_m import g\n    return g(row)",
-    "a module": "def fn(row):\n    import helpers_m\n    return helpers_m.g(row)",
-    "by another": "def fn(row):\n    import other_m\n    return other_m.g(row)",
-    "of a package": "def fn(row):\n    from package_m import g\n    return g(row)",
-    "a part of a package": "def fn(row):\n    from package_m import part\n    return part.g(row)",
-    "by its full name": "def fn(row):\n    import package_m.part as p\n    return p.g(row)",
-    "in a function inside": "def fn(row):\n    def inner():\n        import helpers_m\n    return inner()",
-    "in a helper's helper": "import third_m\ndef fn(row):\n    return third_m.go(row)",
-    "in a method": "class T:\n    def load(self):\n        import helpers_m\ndef fn(row):\n    return T()",
-    "held in a variable": "import helpers_m\ndef fn(row):\n    h = helpers_m\n    return h.g(row)",
-    "by getattr": "import helpers_m\ndef fn(row):\n    return getattr(helpers_m, 'g')(row)",
-    "in a closure": "import helpers_m\ndef made(m): return lambda row: m.g(row)\nfn = made(helpers_m)",
-    "as a default": "import helpers_m\ndef fn(row, m=helpers_m): return m.g(row)",
-    "in a dict": "import helpers_m\nD = {'m': helpers_m}\ndef fn(row): return D['m'].g(row)",
+    "a name": ("from helpers_m import g\ndef fn(row):\n    return g(row)", "helpers_m.py"),
+    "a module": ("import helpers_m\ndef fn(row):\n    return helpers_m.g(row)", "helpers_m.py"),
+    "in a function": ("def fn(row):\n    import helpers_m\n    return helpers_m.g(row)", "helpers_m.py"),
+    "a name in a function": ("def fn(row):\n    from helpers_m import g\n    return g(row)", "helpers_m.py"),
+    "in a method": ("class T:\n    def load(self):\n        import helpers_m\ndef fn(row):\n    return T()", "helpers_m.py"),
+    "by another": ("import other_m\ndef fn(row):\n    return other_m.g(row)", "helpers_m.py"),
+    "of a package": ("from package_m import g\ndef fn(row):\n    return g(row)", "package_m/part.py"),
+    "a part of a package": ("from package_m import part\ndef fn(row):\n    return part.g(row)", "package_m/part.py"),
+    "by its full name": ("import package_m.part as p\ndef fn(row):\n    return p.g(row)", "package_m/part.py"),
+    "the package itself": ("import package_m.part\ndef fn(row):\n    return row", "package_m/__init__.py"),
 }
 
 
 @pytest.mark.parametrize("form", IMPORTS)
-def test_modules_that_functions_import_or_hold_count_as_files(files, form):
-    def written(helper):
+def test_modules_that_are_imported_count_as_files(files, form):
+    source, file = IMPORTS[form]
+
+    def found(helper):
         files(
+            work_m=source,
             helpers_m=helper,
             other_m="try:\n    from helpers_m import *\nexcept ImportError:\n    pass",
-            third_m="def go(row):\n    return step(row)\ndef step(row):\n    from helpers_m import g\n    return g(row)",
-            **{"package_m/__init__": "from .part import g", "package_m/part": helper},
+            **{"package_m/__init__": f"{helper}from .part import g", "package_m/part": helper},
         )
+        return using(importlib.import_module("work_m").fn)
 
-    written(HELPER.format(1))
-    before = cell(IMPORTS[form])
+    before = found(HELPER.format(1))
+    assert {"work_m.py", file} <= before.files.keys()
     for name in ("helpers_m", "other_m", "package_m.part"):
         importlib.import_module(name)
-    assert cell(IMPORTS[form]) == before
-    written('"""About it."""\n\n# A comment\n' + HELPER.format(1))
-    assert cell(IMPORTS[form]) == before
-    written(HELPER.format(2))
-    assert cell(IMPORTS[form]) != before
+    assert using(sys.modules["work_m"].fn) == before, "whether it is loaded does not matter"
+    assert found('"""About it."""\n\n# A comment\n' + HELPER.format(1)) == before
+    changed = [change.text for change in changes(before, found(HELPER.format(2)))]
+    assert f"{file} was changed" in changed
+    assert "work_m.py was changed" not in changed
 
 
 def test_nothing_is_imported_to_look_at_it(files):
     files(
+        work_m="def fn(row):\n    import helpers_m, bad_m, package_m.part, package_m.none, none_m, json, numpy, penstock",
         helpers_m="raise SystemExit",
         bad_m="this is no Python",
         **{"package_m/__init__": "raise SystemExit", "package_m/part": ""},
     )
-    source = "def fn(row):\n    import {}\n"
-    for name in ("helpers_m", "bad_m", "package_m.part", "package_m.none", "none_m"):
-        found = cell(source.format(name))
-        assert not {"helpers_m", "bad_m", "package_m", "package_m.part"} & sys.modules.keys()
-        assert ("none" in name) is (f"fn: {name}" not in found)
-    for name in ("json.decoder", "numpy.linalg", "penstock.errors"):
-        assert cell(source.format(name)).keys() == {"fn"}
+    found = using(importlib.import_module("work_m").fn)
+    assert not {"helpers_m", "bad_m", "package_m", "package_m.part"} & sys.modules.keys()
+    assert found.files.keys() == {"work_m.py", "helpers_m.py", "bad_m.py", "package_m/__init__.py", "package_m/part.py"}
 
 
 def test_imports_relative_to_a_package(files):
     def found(n):
         work = "def fn(row):\n    from . import part\n    from ..package_m.part import g\n    return g(row)"
         files(**{"package_m/__init__": "", "package_m/part": HELPER.format(n), "package_m/work": work})
-        return digests("fn", importlib.import_module("package_m.work").fn)
+        return using(importlib.import_module("package_m.work").fn)
 
-    assert found(1) == found(1)
-    assert found(1)["fn: package_m.part"] != found(2)["fn: package_m.part"]
-    assert found(1)["fn: package_m.part"].startswith("module:")
-
-
-def test_a_module_is_told_by_its_name(files):
-    def using(n):
-        files(helpers_m=HELPER.format(n))
-        space: dict[str, Any] = {"__name__": "__main__"}
-        exec(IMPORTS["a name"], space)
-        p = ps.Pipeline()
-        p | ps.Create([1]) | "use" >> ps.Map(space["fn"])
-        graph = Graph(p._nodes)
-        return describe_run(graph, make_plan(graph))
-
-    [change] = changes(using(1), using(2))
-    assert change.text == "step 'use': the module helpers_m, which its function uses, was changed"
+    assert changes(found(1), found(1)) == []
+    assert [change.text for change in changes(found(1), found(2))] == ["package_m/part.py was changed"]
 
 
-@pytest.mark.parametrize(
-    "source", ["import profile\ndef fn(row):\n    return profile.g(row)", "import profile\nfn = profile.g"]
-)
-def test_a_module_of_the_user_that_is_named_like_one_of_python_s(files, monkeypatch, source):
-    monkeypatch.delitem(sys.modules, "profile", raising=False)
-    found = []
-    for n in (1, 2):
-        files(profile=HELPER.format(n))
-        sys.modules.pop("profile", None)
-        found.append(cell(source))
-    sys.modules.pop("profile", None)
-    assert found[0] != found[1]
-
-
-# Where errors are caught.
-
-
-@pytest.mark.parametrize("block", ["try:", "with contextlib.suppress(Exception):"])
-def test_a_statement_that_moves_into_a_block(block):
-    end = "    except Exception:\n        return None\n" if block == "try:" else ""
-    outside = f"def fn(row):\n    a = int(row)\n    {block}\n        return go(a)\n{end}"
-    inside = f"def fn(row):\n    {block}\n        a = int(row)\n        return go(a)\n{end}"
-    start = "import contextlib\ndef go(row): return row\n"
-    assert cell(start + outside) == cell(
-        start + outside.replace("a = int(row)", "# before\n    a = int(\n        row\n    )")
+def test_packages_that_are_installed_are_not_looked_at(files, tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    files(
+        work_m="import installed_m\ndef fn(row): pass", **{"site-packages/installed_m": "import helpers_m", "helpers_m": ""}
     )
-    assert cell(start + outside) != cell(start + inside)
+    work = importlib.import_module("work_m")
+    assert using(work.fn).files.keys() == {"work_m.py"}
+    assert using(work.installed_m.helpers_m.__loader__.get_data).files == {}
 
 
-def test_a_statement_that_moves_out_of_a_block():
-    start = "def go(row): return row\ndef fn(row):\n    try:\n        a = int(row)\n"
-    within = "        b = go(a)\n    except ValueError:\n        return None\n    return b\n"
-    after = "    except ValueError:\n        return None\n    b = go(a)\n    return b\n"
-    assert cell(start + within) != cell(start + after)
+def test_a_module_of_the_user_that_is_named_like_one_of_python_s(files, monkeypatch):
+    monkeypatch.delitem(sys.modules, "profile", raising=False)
+    files(work_m="import profile\ndef fn(row):\n    return profile.g(row)", profile=HELPER.format(1))
+    assert using(importlib.import_module("work_m").fn).files.keys() == {"work_m.py", "profile.py"}
+    sys.modules.pop("profile", None)
 
 
-# How a script is started.
+def test_classes_of_steps_lead_to_their_modules(files):
+    """A handler, a DoFn or a source of the user's counts with the file that it is defined in."""
 
-SCRIPT = """
-import dataclasses, enum
-from pathlib import Path
+    def found(n):
+        files(
+            base_m=f"import penstock as ps\nclass Base(ps.ModelHandler):\n    def load_model(self): return {n}\n",
+            handler_m="from base_m import Base\nclass Own(Base):\n    def run_inference(self, b, m, a=None): return b\n",
+            dofn_m="import penstock as ps\nclass Own(ps.DoFn):\n    def process(self, element): return [element]\n",
+        )
+        p = ps.Pipeline()
+        rows = p | ps.Create([1]) | ps.ParDo(importlib.import_module("dofn_m").Own())
+        rows | ps.RunInference(importlib.import_module("handler_m").Own())
+        return described(p)
 
-HERE = Path(__file__).parent
+    assert found(1).files.keys() == {"base_m.py", "handler_m.py", "dofn_m.py"}
+    assert [change.text for change in changes(found(1), found(2))] == ["base_m.py was changed"]
 
-@dataclasses.dataclass
-class Point:
-    x: int = 1
 
-class Mode(enum.Enum):
-    FAST = 1
+# Notebooks, where there is no file.
 
-def fn(row):
-    return Point(), repr(Point(2)), Mode.FAST, HERE
 
-POINT = Point(3)
+def cell(source, keep=True):
+    """What is defined after a cell was run, as a notebook does it."""
+    source, name = textwrap.dedent(source), "<cell 1>"
+    space: dict[str, Any] = {"__name__": "__main__"}
+    linecache.cache.pop(name, None)
+    if keep:
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), space)
+    return space
+
+
+CELL = """
+    LIMIT = 3
+    def helper(row):
+        return row + LIMIT
+    class Tok:
+        size = 1
+        def clean(self, row):
+            return helper(row)
+    def fn(row):
+        return Tok().clean(row)
 """
 
 
-def test_scripts_that_are_run_and_imported(files, tmp_path):
-    files(script_m=SCRIPT)
-    path = str(tmp_path / "script_m.py")
-    spaces = [
-        runpy.run_path(path, run_name="__main__"),
-        runpy.run_path(path),
-        vars(importlib.import_module("script_m")),
-    ]
-    first, second, third = (digests("fn", space["fn"]) for space in spaces)
-    assert first == second == third
+@pytest.mark.parametrize("keep", [True, False], ids=["with its source", "without"])
+def test_functions_of_cells_count_with_what_they_name(keep):
+    before = using(cell(CELL, keep=keep)["fn"])
+    assert changes(before, using(cell(CELL, keep=keep)["fn"])) == []
+    assert changes(before, using(cell(f"# A comment\n{textwrap.dedent(CELL)}", keep=keep)["fn"])) == []
+    for one, other in (
+        ("row + LIMIT", "row - LIMIT"),
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("return helper(row)", "return row"),
+        ("= 1", "= 2"),
+    ):
+        found = changes(before, using(cell(CELL.replace(one, other), keep=keep)["fn"]))
+        assert [change.text for change in found] == ["step 'use': its function is another"]
+
+
+def test_modules_that_cells_use_count_as_files(files):
+    def found(n, source):
+        files(helpers_m=HELPER.format(n))
+        return using(cell(source)["fn"])
+
+    for source in ("import helpers_m\ndef fn(row): return helpers_m.g(row)", "def fn(row):\n    import helpers_m"):
+        assert changes(found(1, source), found(1, source)) == []
+        assert "helpers_m.py was changed" in [change.text for change in changes(found(1, source), found(2, source))]
+
+
+# Scripts, and their arguments.
+
+SCRIPT = """
+import sys
+import penstock as ps
+
+def fail(row):
+    import helpers_s
+    return helpers_s.checked(row)
+
+def unused():
+    return 1
+
+p = ps.Pipeline(workers=0)
+p | ps.Create([1, 2, 3]) | ps.Map(fail) | ps.Map(str) | ps.WriteToText(sys.argv[1])
+"""
+FAILS = "def checked(row):\n    return 1 / 0\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs a script that fails when it is run for the first time, and then with what has changed."""
+
+    def run(*flags, source=SCRIPT, helper=FAILS, arguments=(), folder=tmp_path):
+        (tmp_path / "script.py").write_text(source)
+        (tmp_path / "helpers_s.py").write_text(helper)
+        command = [sys.executable, "-B", "-m", "penstock.cli", "run", "--run-dir", tmp_path / "run", *flags]
+        command += [tmp_path / "script.py", tmp_path / "out", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "ZeroDivisionError" in run().stderr
+    return run
+
+
+def test_what_is_changed_is_named_by_its_file(script, tmp_path):
+    changed = SCRIPT.replace("helpers_s.checked(row)", "row")
+    told = script(source=changed)
+    assert told.returncode == 2
+    assert "  code: script.py was changed\n  code: step 'Map(fail)': its function is another\n" in told.stderr
+    told = script(helper="def checked(row):\n    return row\n").stderr
+    assert "  code: helpers_s.py was changed\nput back" in told
+    told = script(source=SCRIPT.replace("return 1", "return 2")).stderr
+    assert "  code: script.py was changed\nput back" in told, "also where no step uses it"
+    done = script("--accept-change", "code", source=changed)
+    assert done.returncode == 0, done.stderr
+    assert sorted("".join(path.read_text() for path in (tmp_path / "out").iterdir()).split()) == ["1", "2", "3"]
+
+
+def test_comments_and_the_folder_and_flags_are_no_change(script, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    source = "# A comment\n" + SCRIPT.replace("def fail(row):", 'def fail(row):\n    """About it."""\n\n')
+    told = script("--workers", "1", source=source, helper=f"# Another\n{FAILS}", folder=tmp_path / "elsewhere").stderr
+    assert "ZeroDivisionError" in told
+
+
+def test_other_arguments_are_another_run(script):
+    told = script(arguments=["--limit", "hunter2"])
+    assert told.returncode == 2
+    assert "  arguments: the script's arguments are others\n" in told.stderr
+    assert "(--accept-change arguments)" in told.stderr
+    assert "hunter2" not in told.stderr
+    assert "ZeroDivisionError" in script("--accept-change", "arguments", arguments=["--limit", "3"]).stderr
+    assert "ZeroDivisionError" in script(arguments=["--limit", "3"]).stderr, "what was accepted is what counts now"
+    assert "arguments are others" in script().stderr
+    assert "ZeroDivisionError" in script(arguments=["--limit", "3", "--", "--workers", "2", "--fresh"]).stderr
+
+
+def test_a_script_that_goes_to_another_folder_counts(tmp_path):
+    (tmp_path / "out").mkdir()
+    source = "import os\nimport penstock as ps\nos.chdir('out')\np = ps.Pipeline(run_dir='../run', workers=0)\n"
+    source += "p | ps.Create([1, 2]) | ps.Map(str) | ps.WriteToText('.')\n"
+
+    def run(source):
+        (tmp_path / "script.py").write_text(source)
+        command = [sys.executable, "-m", "penstock.cli", "run", "script.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    assert "changed" not in run(source)
+    assert "changed" not in run(source)
+    assert "  code: script.py was changed\n" in run(f"{source}LIMIT = 3\n")
+
+
+def test_flags_of_the_command_line_are_no_arguments():
+    actions = _flags()._option_string_actions
+    assert {flag for flag, action in actions.items() if action.nargs is None} == OWN_FLAGS
+    assert {flag for flag, action in actions.items() if action.nargs == 0} == OWN_SWITCHES
+
+
+def test_there_are_no_arguments_where_there_is_no_script(monkeypatch):
+    before = using(str)
+    assert before.arguments is None
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], "other"])
+    assert using(str) == before
 
 
 def test_a_script_has_one_path_wherever_it_is_started_from(tmp_path):

@@ -193,8 +193,10 @@ def _run_script(arguments: argparse.Namespace) -> int:
 
 
 def _execute(script: str, session: _Session) -> int:
+    path = os.path.abspath(script)
     try:
-        names = runpy.run_path(os.path.abspath(script), run_name="__main__")  # __file__ is as Python itself has it
+        names = runpy.run_path(path, run_name="__main__")  # __file__ is as Python itself has it
+        sys.argv[:1] = [path]  # what is left to run belongs to it too, though __main__ is gone and the folder may be another
         pipelines = {id(value): value for value in names.values() if isinstance(value, Pipeline)}
         for pipeline in pipelines.values():
             if not pipeline.has_run:

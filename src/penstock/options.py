@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-CHANGES = ("inputs", "code", "handlers", "models")  # that a user may accept when a run goes on
+CHANGES = ("inputs", "code", "arguments", "handlers", "models")  # that a user may accept when a run goes on
 ASIDE = "aside"  # the folder in run_dir where sinks may keep what is not published
 
 
@@ -28,7 +28,7 @@ class RunOptions:
     progress: bool | None = None  # live lines; None: when stderr is a terminal
     run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it goes on
     fresh: bool = False  # forget the run that is in run_dir, and start over
-    accept_changes: tuple[str, ...] = ()  # go on although these have changed: "inputs", "code", "handlers", "models"
+    accept_changes: tuple[str, ...] = ()  # go on although these have changed: some of CHANGES
     input_digests: bool | None = None  # of the files in the manifest; None: if they are at most 1 GiB together
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ FACTS = {  # by name, each a JSON value
     "rows": "in all sources together, if that is known",
     "few": "the stages whose output is cut finely",
     "goals": "how finely each source is cut: for files that come later",
-    "identity": "of the pipeline, its code and handlers",
+    "identity": "of the pipeline, its code, arguments and handlers",
     "order": "of sources and sinks, which the other tables know by their positions",
     "fixed": "options that decide on answers",
     "sinks": "what each sink's prepare() returned; none is there until the sinks have been prepared",

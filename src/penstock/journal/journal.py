@@ -28,7 +28,7 @@ from penstock.journal.split_table import SplitTable
 from penstock.journal.values import name_of, storable
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
 
-FORMAT = 1
+FORMAT = 2
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

@@ -2,6 +2,5 @@
 
 from penstock.journal.identity.changes import Change, Identity, changes
 from penstock.journal.identity.run import describe_run, stable_names
-from penstock.journal.identity.values import fingerprint
 
-__all__ = ["Change", "Identity", "changes", "describe_run", "fingerprint", "stable_names"]
+__all__ = ["Change", "Identity", "changes", "describe_run", "stable_names"]

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.io.files import without_secrets
-from penstock.journal.identity.values import CLASS, FUNCTION, MODULE, OF_ONE_PYTHON
 
 ROWS_IN_MEMORY = "what it creates"  # of Create: an input, though they stand in the program
-SCHEME = 3  # how digests are made: those of different schemes cannot be compared
 
-Kind: TypeAlias = Literal["pipeline", "inputs", "code", "handlers", "models"]
-Digests: TypeAlias = Mapping[str, Mapping[str, str]]  # by step, and there by attribute
+Kind: TypeAlias = Literal["pipeline", "inputs", "code", "arguments", "handlers", "models"]
+ByStep: TypeAlias = Mapping[str, Mapping[str, str]]  # digests, by step, and there by setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,33 +22,27 @@ class Identity:
     """
 
     shape: tuple[str, ...]  # lines of "subject: what", such as "stage 0, step 'Map(f)': Map to 'WriteToText(out)'"
-    code: Digests  # of every step
-    handlers: Digests  # of the steps that run models
+    settings: ByStep  # of every step
+    handlers: ByStep  # of the steps that run models
     model_files: Mapping[str, tuple[str, ...]]  # the paths, by step
-    python: str  # such as "3.11": digests of functions hold for this one
-    scheme: int = SCHEME
+    files: Mapping[str, str]  # digests of the script and the modules that it imports, such as "script.py"
+    arguments: str | None  # a digest of the script's; None: there is no script
 
     def as_json(self) -> dict[str, Any]:
         """Plain dicts, lists and text. Passwords and signatures in URLs of model files are left out."""
         return {
-            "scheme": self.scheme,
-            "python": self.python,
             "shape": list(self.shape),
-            "code": {step: dict(found) for step, found in self.code.items()},
+            "settings": {step: dict(found) for step, found in self.settings.items()},
             "handlers": {step: dict(found) for step, found in self.handlers.items()},
             "model_files": {step: [without_secrets(path) for path in paths] for step, paths in self.model_files.items()},
+            "files": dict(self.files),
+            "arguments": self.arguments,
         }
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Identity:
-        return cls(
-            scheme=plain["scheme"],
-            python=plain["python"],
-            shape=tuple(plain["shape"]),
-            code=plain["code"],
-            handlers=plain["handlers"],
-            model_files={step: tuple(paths) for step, paths in plain["model_files"].items()},
-        )
+        shape, files = tuple(plain["shape"]), {step: tuple(paths) for step, paths in plain["model_files"].items()}
+        return cls(**{**plain, "shape": shape, "model_files": files})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +56,26 @@ class Change:
 def changes(before: Identity, after: Identity) -> list[Change]:
     """What differs between two runs; empty if the second can go on where the first was. Model files are not compared."""
     found = [Change("pipeline", text) for text in _shape_changes(before, after)]
-    if before.scheme == after.scheme:
-        same_python = before.python == after.python
-        for step in after.code.keys() & before.code.keys():
-            texts = _digest_changes(before.code[step], after.code[step], same_python)
-            kind: Kind = "inputs" if ROWS_IN_MEMORY in after.code[step] else "code"
-            found += [Change(kind, f"step {step!r}: {text}") for text in texts]
-        for step in after.handlers.keys() & before.handlers.keys():
-            texts = _digest_changes(before.handlers[step], after.handlers[step], same_python)
-            found += [Change("handlers", f"handler of step {step!r}: {text}") for text in texts]
+    found += [Change("code", text) for text in _digest_changes(before.files, after.files, "new", "gone", "was changed")]
+    for step in after.settings.keys() & before.settings.keys():
+        kind: Kind = "inputs" if ROWS_IN_MEMORY in after.settings[step] else "code"
+        texts = _digest_changes(before.settings[step], after.settings[step])
+        found += [Change(kind, f"step {step!r}: {text}") for text in texts]
+    for step in after.handlers.keys() & before.handlers.keys():
+        texts = _digest_changes(before.handlers[step], after.handlers[step])
+        found += [Change("handlers", f"handler of step {step!r}: {text}") for text in texts]
+    if None not in (before.arguments, after.arguments) and before.arguments != after.arguments:
+        found.append(Change("arguments", "the script's arguments are others"))
     order = {kind: at for at, kind in enumerate(get_args(Kind))}
     return sorted(found, key=lambda change: (order[change.kind], change.text))
 
 
 def _shape_changes(before: Identity, after: Identity) -> Iterator[str]:
-    gone, new = before.code.keys() - after.code.keys(), after.code.keys() - before.code.keys()
+    gone, new = before.settings.keys() - after.settings.keys(), after.settings.keys() - before.settings.keys()
     yield from (f"step {step!r} is gone" for step in gone)
     yield from (f"step {step!r} is new" for step in new)
     old_lines, new_lines = _by_subject(before.shape), _by_subject(after.shape)
-    places = {f"{kind} {step!r}" for kind in ("source", "sink") for step in before.code.keys() & after.code.keys()}
+    places = {f"{kind} {step!r}" for kind in ("source", "sink") for step in before.settings.keys() & after.settings.keys()}
     for subject in sorted(old_lines.keys() & new_lines.keys()):
         if old_lines[subject] != new_lines[subject] and (subject in places or not (gone or new)):
             yield f"{subject}: {'; '.join(new_lines[subject])}, not {'; '.join(old_lines[subject])}"
@@ -99,35 +92,21 @@ def _by_subject(lines: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _digest_changes(before: Mapping[str, str], after: Mapping[str, str], same_python: bool) -> Iterator[str]:
+def _digest_changes(
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    new: str = "set now",
+    gone: str = "not set any more",
+    other: str = "is another",
+) -> Iterator[str]:
     if before.get("class") != after.get("class"):
         yield "its class is another"
         return
     for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if old == new or (not same_python and _depends_on_python(key, old, new)):
-            continue
-        what = _in_words(key, (new or old or "").partition(":")[0])
-        if old is None:
-            yield f"{what} is new" if ": " in key else f"{what} is set now"
-        elif new is None:
-            yield f"{what} is gone" if ": " in key else f"{what} is not set any more"
-        else:
-            yield f"{what} {'was changed' if new.startswith((FUNCTION, CLASS, MODULE)) else 'is another'}"
-
-
-def _depends_on_python(key: str, old: str | None, new: str | None) -> bool:
-    """What a function leads to is read from its bytecode."""
-    if old is None or new is None:
-        return ": " in key or (old or new or "").startswith(OF_ONE_PYTHON)
-    return old.startswith(OF_ONE_PYTHON) and new.startswith(OF_ONE_PYTHON)
-
-
-def _in_words(key: str, kind: str) -> str:
-    user, _, used = key.partition(": ")
-    if user == "fn":  # of Map and the like: people call it by another name
-        user = "its function"
-        if not used:
-            return user
-    named = f"the {kind} {used or user}" if kind in (FUNCTION, CLASS, MODULE) else used or user
-    return f"{named}, which {user} uses," if used else named
+        what = "its function" if key == "fn" else key  # of Map and the like: people call it by another name
+        if key not in before:
+            yield f"{what} is {new}"
+        elif key not in after:
+            yield f"{what} is {gone}"
+        elif before[key] != after[key]:
+            yield f"{what} {other}"

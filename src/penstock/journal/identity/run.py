@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from os import PathLike
+from types import FunctionType
 from typing import Any
 
-from penstock.inference.transform import RunInference
-from penstock.io.files import without_secrets
+from penstock.inference.handler import ModelHandler
+from penstock.inference.spec import InferenceSpec
+from penstock.io.files import checked_path, without_secrets
 from penstock.io.memory import MemorySource
-from penstock.io.sink import Write
-from penstock.io.source import Read
-from penstock.journal.identity.bytecode import operations
 from penstock.journal.identity.changes import ROWS_IN_MEMORY, Identity
-from penstock.journal.identity.definitions import functions_in, is_users_class, state_of
-from penstock.journal.identity.handlers import handler_digests, is_left_out
-from penstock.journal.identity.modules import DIGEST_BYTES
-from penstock.journal.identity.values import VALUE, digests, fingerprint
+from penstock.journal.identity.code import digest_of, files_of, is_users, script
+from penstock.journal.identity.settings import Digests, attributes_of, is_free
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, ParDo
 from penstock.run.plan import Plan
 from penstock.steps.stage import Outlet, Stage, Step
 
-ROWS_AT_ONCE = 1000
-_SCALARS = {bool, float, int, str, type(None)}
-
 # How a step is named, where it runs, and what it does with errors: rows that passed would pass again.
 _NOT_OF_ROWS = {"label", "hints", "function_name", "handling", "retry", "tags"}
+_OPTIONS = re.compile(r"(args|kwargs|params|options|config)$")  # settings of handlers that are dicts of settings
+
+# Flags of the command line, which scripts may have too: with a value, and without.
+OWN_FLAGS = {"--engine", "--workers", "--threads-per-worker", "--run-dir", "--accept-change"}
+OWN_SWITCHES = {"--deterministic", "--progress", "--no-progress", "--fresh", "--input-digests", "--no-input-digests"}
 
 
 def describe_run(graph: Graph, plan: Plan) -> Identity:
     """The identity of a run of this graph. In the user's process, before anything of the plan is sent anywhere."""
-    names = stable_names(graph)
-    models = {names[node.label]: node.transform for node in graph.nodes if isinstance(node.transform, RunInference)}
+    names, digests = stable_names(graph), Digests()
+    models = {names[node.label]: spec for node in graph.nodes if (spec := node.transform.traits().model) is not None}
     return Identity(
         shape=tuple(_shape(graph, plan, names)),
-        code={names[node.label]: _code(node.transform) for node in graph.nodes},
-        handlers={name: handler_digests(model.spec) for name, model in models.items()},
-        model_files={name: tuple(map(str, model.spec.handler.model_files())) for name, model in models.items()},
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        settings={names[node.label]: _settings_of(node.transform, digests) for node in graph.nodes},
+        handlers={name: dict(_handler_settings(spec, digests)) for name, spec in models.items()},
+        model_files={name: tuple(map(str, spec.handler.model_files())) for name, spec in models.items()},
+        files=files_of(digests.modules),  # last: the modules are known now
+        arguments=None if script() is None else digest_of(*_arguments(sys.argv[1:])),
     )
+
+
+def _arguments(given: Sequence[str]) -> Iterator[str]:
+    """The script's arguments without those that say how Penstock runs it."""
+    left = iter(given)
+    for each in left:
+        if each in OWN_FLAGS:
+            next(left, None)
+        elif each.partition("=")[0] not in OWN_FLAGS | OWN_SWITCHES:
+            yield each
 
 
 def stable_names(graph: Graph) -> dict[str, str]:
@@ -68,14 +78,13 @@ def _shape(graph: Graph, plan: Plan, names: Mapping[str, str]) -> Iterator[str]:
         for step in stage.steps():
             yield from _ways(stage, step, plan, names)
     for node in graph.nodes:
-        if isinstance(node.transform, Read):
-            source = node.transform.source
-            where = getattr(source, "pattern", None)
+        traits = node.transform.traits()
+        if traits.source is not None:
+            where = getattr(traits.source, "pattern", None)
             of = f" of {without_secrets(where)}" if isinstance(where, str) else ""
-            yield f"source {names[node.label]!r}: {type(source).__name__}{of}"
-        elif isinstance(node.transform, Write):
-            sink = node.transform.sink
-            yield f"sink {names[node.label]!r}: {type(sink).__name__} to {without_secrets(sink.describe())}"
+            yield f"source {names[node.label]!r}: {type(traits.source).__name__}{of}"
+        elif traits.sink is not None:
+            yield f"sink {names[node.label]!r}: {type(traits.sink).__name__} to {without_secrets(traits.sink.describe())}"
 
 
 def _ways(stage: Stage, step: Step, plan: Plan, names: Mapping[str, str]) -> Iterator[str]:
@@ -98,27 +107,25 @@ def _end(end: Step | Outlet, plan: Plan, names: Mapping[str, str]) -> str:
     return f"{'stage' if end.kind == 'stage' else 'collected as'} {end.target}{inputs}"
 
 
-# The code.
+# The settings of steps.
 
 
-def _code(transform: PTransform[Any, Any]) -> dict[str, str]:
-    if isinstance(transform, RunInference):
-        return {}
-    found: dict[str, str] = {}
-    for name, value in _attributes(transform).items():
-        if name == ROWS_IN_MEMORY:
-            found[name] = f"{VALUE}:{_rows_digest(value)}"
-        elif value is not None:
-            found |= digests(name, value, is_left_out)
-    return found
+def _settings_of(transform: PTransform[Any, Any], digests: Digests) -> dict[str, str]:
+    source = transform.traits().source
+    if isinstance(source, MemorySource):
+        return {ROWS_IN_MEMORY: digests.rows(source.rows)}
+    return {name: digests.of(value) for name, value in _attributes(transform).items() if value is not None}
 
 
 def _attributes(transform: PTransform[Any, Any]) -> dict[str, Any]:
     """The attributes of a step that decide what becomes of rows."""
-    if isinstance(transform, Read):
-        return _public(transform.source, {"pattern"})
-    if isinstance(transform, Write):
-        return _public(transform.sink, {"path", "overwrite"})
+    traits = transform.traits()
+    if traits.model is not None:
+        return {}
+    if traits.source is not None:
+        return _public(traits.source, {"pattern"})
+    if traits.sink is not None:
+        return _public(traits.sink, {"path", "overwrite"})
     found = {name: value for name, value in vars(transform).items() if name not in _NOT_OF_ROWS}
     if isinstance(transform, (BatchElements, GroupIntoBatches)):
         limits = found.pop("limits")
@@ -131,40 +138,60 @@ def _attributes(transform: PTransform[Any, Any]) -> dict[str, Any]:
 
 def _with_class(thing: Any) -> dict[str, Any]:
     """An object's attributes, and its class under its own name."""
-    state = state_of(thing, is_left_out)
-    attributes = state if isinstance(state, dict) else {"state": state}
-    return {type(thing).__name__: type(thing), **{str(name): value for name, value in attributes.items()}}
+    return {type(thing).__name__: type(thing), **attributes_of(thing)}
 
 
 def _public(thing: Any, but: set[str]) -> dict[str, Any]:
     """The settings of a source or sink. What classes of ours keep privately may be what they found out about files."""
-    if isinstance(thing, MemorySource):
-        return {ROWS_IN_MEMORY: thing.rows}
-    members = [member for base in type(thing).__mro__ if not is_users_class(base) for member in vars(base).values()]
-    steps = [step for member in members for function in functions_in(member) for step in operations(function.__code__)]
-    found_out = {step.argument for step in steps if step.name == "STORE_ATTR" and step.argument.startswith("_")}
-    return {name: value for name, value in _with_class(thing).items() if name not in but | found_out}
+    bases = [base for base in type(thing).__mro__ if not is_users(base.__module__)]
+    functions = [each for base in bases for each in vars(base).values() if isinstance(each, FunctionType)]
+    private = {name for each in functions for name in each.__code__.co_names if name.startswith("_")}
+    return {name: value for name, value in _with_class(thing).items() if name not in but | private}
 
 
-def _rows_digest(rows: Any) -> str:
-    """The digest of rows in memory. Most are what JSON can write, far faster than we would."""
-    if not isinstance(rows, (list, tuple)):
-        return fingerprint(rows)
-    digest = hashlib.blake2b(str(len(rows)).encode(), digest_size=DIGEST_BYTES)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        piece = list(rows[start : start + ROWS_AT_ONCE])
-        try:
-            text = json.dumps(piece, sort_keys=True) if _is_json(piece) else fingerprint(piece)
-        except (ValueError, RecursionError):  # a number of thousands of digits; rows that hold themselves
-            text = fingerprint(piece)
-        digest.update(text.encode())
-    return digest.hexdigest()
+# What of a model handler decides on its answers; how and where the model runs may change from run to run.
 
 
-def _is_json(value: Any) -> bool:
-    """Whether JSON writes nothing else in the same way: of other types it makes text, as keys, and lists."""
-    if type(value) is dict:
-        return set(map(type, value)) <= {str} and _is_json(list(value.values()))
-    if type(value) is list:
-        return set(map(type, value)) <= _SCALARS or all(map(_is_json, value))
-    return type(value) in _SCALARS
+def _handler_settings(spec: InferenceSpec, digests: Digests) -> Iterator[tuple[str, str]]:
+    """Of a step's handler, of the functions around the model, and of the arguments of its calls."""
+    path = spec.path
+    found = dict(_handler(path.model_handler, ""))
+    before, after = path.before + path.before_model, path.after_model + path.after
+    for name, functions in (("preprocess_fn", before), ("postprocess_fn", after)):
+        found |= {f"{name}[{number}]": function for number, function in enumerate(functions)}
+    layers = path.keys, len(path.before), len(path.after_model), path.prebatched
+    if layers != (None, 0, 0, False):
+        found["keys and layers"] = layers
+    found |= dict(_options("inference_args", spec.inference_args or {}, set()))
+    return ((name, digests.of(value)) for name, value in found.items())
+
+
+def _handler(handler: ModelHandler[Any, Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    yield f"{prefix}class", type(handler)
+    files = set(map(str, handler.model_files()))
+    for name, value in attributes_of(handler).items():
+        yield from _attribute(f"{prefix}{name.lstrip('_')}", value, files)
+
+
+def _attribute(name: str, value: Any, files: Set[str]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, ModelHandler):
+        yield from _handler(value, f"{name}.")
+    elif isinstance(value, Mapping) and _OPTIONS.search(name):
+        yield from _options(name, value, files)
+    elif is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("penstock."):
+        for field in fields(value):  # settings that were put together: people know them by their own names
+            yield from _attribute(field.name, getattr(value, field.name), files)
+    elif not _is_nothing(value):
+        is_file = isinstance(value, (str, PathLike)) and str(value) in files
+        yield name, checked_path(value, name) if is_file else value  # the same from whatever folder a run is started
+
+
+def _options(name: str, settings: Mapping[Any, Any], files: Set[str]) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if not is_free(str(key)):
+            yield from _attribute(f"{name}.{key}", value, files)
+
+
+def _is_nothing(value: Any) -> bool:
+    """What a setting is that was left out; so a setting that a later version has in addition changes nothing."""
+    return value is None or value is False or (isinstance(value, (str, tuple, list, dict)) and not value)
