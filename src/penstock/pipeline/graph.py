@@ -20,6 +20,7 @@ OutT = TypeVar("OutT", covariant=True)
 SelfT = TypeVar("SelfT", bound="PTransform[Any, Any]")
 
 MAIN = ""  # the tag of a step's main output
+NOT_OF_ROWS = frozenset({"label", "hints", "function_name", "handling", "retry", "tags"})
 
 
 class PTransform(Generic[InT, OutT]):
@@ -39,6 +40,11 @@ class PTransform(Generic[InT, OutT]):
     def traits(self) -> Traits:
         """What engines must know of a primitive step. Composites are not asked."""
         return STEP
+
+    def compared(self) -> dict[str, Any]:
+        """The settings of a primitive step that decide what becomes of rows: a run is resumed with the same ones. How a step
+        is named, where it runs, and what it does with errors is left out: rows that passed would pass again."""
+        return {name: value for name, value in vars(self).items() if name not in NOT_OF_ROWS}
 
     def default_label(self) -> str:
         """The step's name where the user gives none. It need not be unique."""

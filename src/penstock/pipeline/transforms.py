@@ -19,6 +19,8 @@ from penstock.rows import many, rows_made
 
 T = TypeVar("T")
 U = TypeVar("U")
+InT = TypeVar("InT", contravariant=True)
+OutT = TypeVar("OutT", covariant=True)
 
 RowOutputs: TypeAlias = Callable[[Any], list[tuple[str, Any]]]  # what one row becomes
 
@@ -171,6 +173,10 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
                     f"where there is no {method}(); leave them out, or do without that method"
                 )
 
+    def compared(self) -> dict[str, Any]:
+        given = {"args": self.args, "kwargs": self.kwargs}
+        return {"dofn": self.dofn, **{name: value for name, value in given.items() if value}}
+
     def row_function(self) -> RowOutputs:
         self.dofn.setup()
         return lambda row: self._outputs_of(self.dofn.process(row, *self.args, **self.kwargs))
@@ -298,7 +304,17 @@ class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
         return single(self, pcoll)
 
 
-class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
+class _Batching(PTransform[InT, OutT]):
+    """A step that puts rows together, inside a split."""
+
+    limits: BatchLimits
+
+    def compared(self) -> dict[str, Any]:
+        limits = self.limits
+        return {"batch size": limits.max_size, "batch weight": limits.max_weight, "element_size_fn": limits.weigh}
+
+
+class BatchElements(_Batching[PCollection[T], PCollection[list[T]]]):
     """Lists of rows: at most `max_batch_size` rows, and at most `max_batch_weight` by `element_size_fn`.
 
     Batches are made inside a split, in order. A row that alone is over the weight makes a batch of its own.
@@ -320,7 +336,7 @@ class BatchElements(PTransform[PCollection[T], PCollection[list[T]]]):
         return single(self, pcoll)
 
 
-class GroupIntoBatches(PTransform[PCollection[tuple[Any, T]], PCollection[tuple[Any, list[T]]]]):
+class GroupIntoBatches(_Batching[PCollection[tuple[Any, T]], PCollection[tuple[Any, list[T]]]]):
     """Rows (key, value) in, rows (key, values) out: up to `batch_size` values of one key, in order.
 
     Batches are made inside a split: a key whose rows are spread over several splits has a small batch in each.

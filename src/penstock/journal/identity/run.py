@@ -20,12 +20,9 @@ from penstock.journal.identity.code import digest_of, files_of, is_users, script
 from penstock.journal.identity.settings import Digests, attributes_of, is_free
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.pipeline import Graph
-from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, ParDo
 from penstock.run.plan import Plan
 from penstock.steps.stage import Outlet, Stage, Step
 
-# How a step is named, where it runs, and what it does with errors: rows that passed would pass again.
-_NOT_OF_ROWS = {"label", "hints", "function_name", "handling", "retry", "tags"}
 _OPTIONS = re.compile(r"(args|kwargs|params|options|config)$")  # settings of handlers that are dicts of settings
 
 # Flags of the command line, which scripts may have too: with a value, and without.
@@ -126,14 +123,9 @@ def _attributes(transform: PTransform[Any, Any]) -> dict[str, Any]:
         return _public(traits.source, {"pattern"})
     if traits.sink is not None:
         return _public(traits.sink, {"path", "overwrite"})
-    found = {name: value for name, value in vars(transform).items() if name not in _NOT_OF_ROWS}
-    if isinstance(transform, (BatchElements, GroupIntoBatches)):
-        limits = found.pop("limits")
-        found |= {"batch size": limits.max_size, "batch weight": limits.max_weight, "element_size_fn": limits.weigh}
-    if isinstance(transform, ParDo):
-        found |= _with_class(found.pop("dofn"))
-        found = {name: value for name, value in found.items() if name not in ("args", "kwargs") or value}
-    return found
+    found = transform.compared()
+    dofn = found.pop("dofn", None)
+    return found if dofn is None else {**found, **_with_class(dofn)}
 
 
 def _with_class(thing: Any) -> dict[str, Any]:
