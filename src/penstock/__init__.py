@@ -1,9 +1,10 @@
 """Penstock: ML inference over batch data as one transform in a pipeline."""
 
 from penstock.engines import LocalEngine
-from penstock.errors import EngineError, PenstockError, RowError, UsageError
+from penstock.errors import BadRowsError, EngineError, PenstockError, RowError, UsageError
 from penstock.failures import Failure
-from penstock.inference.handler import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
+from penstock.inference.handler import ModelHandler
+from penstock.inference.keyed import KeyedModelHandler, MaybeKeyedModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.files import InputFile
@@ -37,6 +38,7 @@ from penstock.rows import PredictionResult
 from penstock.version import __version__
 
 __all__ = [
+    "BadRowsError",
     "BatchElements",
     "Create",
     "DoFn",

@@ -12,6 +12,7 @@ PenstockError
 |  '- MissingPackageError   an optional package is not installed
 |- RowError                 one row failed: look at the row
 |  |- StepError             a step's own code raised for the row
+|  |- BadRowsError          some rows of a batch failed: raised by handlers, to say which
 |  |- PredictionCountError  run_inference() gave back the wrong number of predictions
 |  |- ModelTimeoutError     the model took longer over these rows than it may
 |  '- ModelCrashError       the model's process died over these rows, again and again
@@ -26,6 +27,7 @@ PenstockError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -93,6 +95,19 @@ class RowError(PenstockError):
 
 class StepError(RowError):
     """The code of a step raised for one row. The original error is `__cause__` where it could travel, else text."""
+
+
+class BadRowsError(RowError):
+    """Some rows of a batch failed, and it is known which. For prepare() and run_inference() of a handler to raise: the rows
+    at these positions fail, each with its own error, and no search for them is needed.
+
+    `values` are what would have been returned, with anything at the positions of the errors; None: the other rows are to be
+    tried again without these."""
+
+    def __init__(self, errors: Mapping[int, Exception], values: Any = None) -> None:
+        super().__init__(f"{len(errors)} rows failed; the first: {next(iter(errors.values()), None)}")
+        self.errors = dict(errors)
+        self.values = values
 
 
 class PredictionCountError(RowError):

@@ -85,13 +85,13 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
             env_vars=env_vars,
             large_model=large_model,
             model_copies=model_copies,
+            columns=columns,
         )
         check_trust(model_uri, model_file_type, trusted)
         self._model_uri = model_uri
         self._model_file_type = model_file_type
         self._trusted = trusted
         self._inference_fn = inference_fn or _predict
-        self._columns = None if columns is None else list(columns)
 
     def load_model(self) -> BaseEstimator:
         return load_estimator(self._model_uri, self._model_file_type, self._trusted)
@@ -114,10 +114,10 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         return True
 
     def check_columns(self, schema: pa.Schema) -> None:
-        check_names(self._columns, schema.names)
+        check_names(self.input_columns(), schema.names)
 
     def run_inference_columns(self, table: pa.Table, model: BaseEstimator, inference_args: InferenceArgs = None) -> Any:
-        check_names(self._columns, table.column_names)
+        check_names(self.input_columns(), table.column_names)
         data = self._data_of_table(table)
         return _as_column(_answers(self._inference_fn(model, data, inference_args), table.num_rows))
 
@@ -135,14 +135,14 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
     """Examples are 1-D arrays, or dicts of numbers. The model gets one matrix with a row for each; None becomes NaN."""
 
     def _data_of_rows(self, rows: Sequence[np.ndarray[Any, Any] | Mapping[str, Any]]) -> np.ndarray[Any, Any]:
-        return matrix_of_rows(rows, self._columns)
+        return matrix_of_rows(rows, self.input_columns())
 
     def _data_of_table(self, table: pa.Table) -> np.ndarray[Any, Any]:
-        return matrix_of_table(table, self._columns)
+        return matrix_of_table(table, self.input_columns())
 
     def check_columns(self, schema: pa.Schema) -> None:
         super().check_columns(schema)
-        check_numbers(schema, self._columns)
+        check_numbers(schema, self.input_columns())
 
     def get_num_bytes(self, batch: Sequence[np.ndarray[Any, Any] | Mapping[str, Any]]) -> int:
         return self._data_of_rows(batch).nbytes
@@ -152,10 +152,10 @@ class SklearnModelHandlerPandas(_SklearnModelHandler["pd.DataFrame | pd.Series[A
     """Examples are frames of one row, Series or dicts. The model gets one frame with a row for each."""
 
     def _data_of_rows(self, rows: Sequence[pd.DataFrame | pd.Series[Any] | Mapping[str, Any]]) -> pd.DataFrame:
-        return frame_of_rows(rows, self._columns)
+        return frame_of_rows(rows, self.input_columns())
 
     def _data_of_table(self, table: pa.Table) -> pd.DataFrame:
-        return frame_of_table(table, self._columns)
+        return frame_of_table(table, self.input_columns())
 
     def get_num_bytes(self, batch: Sequence[pd.DataFrame | pd.Series[Any] | Mapping[str, Any]]) -> int:
         return int(self._data_of_rows(batch).memory_usage(index=False, deep=True).sum())

@@ -72,7 +72,7 @@ def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.Data
     if columns is None:
         return frame  # type: ignore[no-any-return]
     _check_names(columns, list(frame.columns))
-    return frame[columns]  # type: ignore[no-any-return]
+    return frame[list(columns)]  # type: ignore[no-any-return]
 
 
 def frame_of_table(table: pa.Table, columns: Sequence[str] | None) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def _check_frames(rows: Sequence[Any]) -> None:
 
 def _select(table: pa.Table, names: Sequence[str]) -> pa.Table:
     _check_names(names, table.column_names)
-    return table.select(names)
+    return table.select(list(names))
 
 
 def _check_names(wanted: Sequence[str], seen: Sequence[str]) -> None:

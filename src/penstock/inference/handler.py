@@ -28,6 +28,7 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     """
 
     retry_safe: bool = True  # False: no row is ever passed to run_inference() twice, so a batch that fails does as a whole
+    wraps_answers: bool = False  # True: where rows come out, each answer is a PredictionResult with its example and model_id
 
     _min_batch_size: int | None = None
     _max_batch_size: int | None = None
@@ -44,6 +45,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     _large_model: bool = False
     _model_copies: int | None = None
     _no_batching: bool = False
+    _columns: str | tuple[str, ...] | None = None
+    _output_column: str | None = None
+    _output_prefix: str | None = None
     _preprocess_fns: tuple[Callable[[Any], Any], ...] = ()  # in the order they run
     _postprocess_fns: tuple[Callable[[Any], Any], ...] = ()
 
@@ -64,6 +68,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         env_vars: Mapping[str, str] | None = None,
         large_model: bool = False,
         model_copies: int | None = None,
+        columns: str | Sequence[str] | None = None,
+        output_column: str | None = None,
+        output_prefix: str | None = None,
     ) -> None:
         for name, given in [("batch_size_buckets", batch_size_buckets), ("length_buckets", length_buckets)]:
             if isinstance(given, str) or not isinstance(given, Iterable):
@@ -82,6 +89,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         self._env_vars = _checked_variables(env_vars)
         self._large_model = large_model
         self._model_copies = model_copies
+        self._columns = _checked_columns(columns)
+        _check_output(output_column, output_prefix)
+        self._output_column, self._output_prefix = output_column, output_prefix
         if not isinstance(large_model, bool):
             raise UsageError(f"large_model={large_model!r}: expected True or False")
         if batch_length_fn is not None:
@@ -99,20 +109,57 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
 
     def run_inference(
         self, batch: Sequence[ExampleT], model: ModelT, inference_args: Mapping[str, Any] | None = None
-    ) -> Iterable[PredictionT]:
-        """Return one prediction per example, in the same order. Never called from two threads at once on one model copy,
-        unless max_concurrent_batches() says that this is safe."""
+    ) -> Any:
+        """Return one prediction per example, in the same order: a list; or one array or tensor whose first axis is the
+        rows; or a dict of such arrays, for several outputs. Raise BadRowsError where it is known which rows are to blame.
+        Never called from two threads at once on one model copy, unless max_concurrent_batches() says that this is safe."""
         raise NotImplementedError(f"{type(self).__name__} must define run_inference(self, batch, model, inference_args)")
 
-    # What a handler may define.
+    # What a handler may define, to prepare rows beside the data.
 
-    def takes_columns(self) -> bool:
-        """Whether run_inference_columns() can be called for blocks that hold Arrow columns."""
+    def load_prepare(self) -> Any:
+        """The tool that prepare() needs, such as a tokenizer. Called once in each process that prepares rows, which may be
+        one that never loads the model: import what only the model needs in load_model()."""
+        return None
+
+    def prepare_key(self) -> str | None:
+        """Handlers of one class and one key share the tool in a process; None: this step has its own."""
+        return None
+
+    def prepare(self, examples: Sequence[ExampleT], tool: Any, inference_args: Mapping[str, Any] | None = None) -> Any:
+        """What the model needs of each example, made on the CPU: token ids, a decoded image. One value per example, in
+        order, that depends on this example alone and can be pickled; a list of them.
+
+        Called once for each row, in the process that read it, for many rows at a time and from several threads at once.
+        run_inference() is then given these values in place of the examples, and so is get_lengths(). Raise BadRowsError for
+        examples that cannot be prepared, with the values of the others."""
+        raise NotImplementedError
+
+    def prepares(self) -> bool:
+        """Whether prepare() is to be called."""
+        return type(self).prepare is not ModelHandler.prepare
+
+    # What a handler may define, for columns.
+
+    def input_columns(self) -> tuple[str, ...] | None:
+        """The columns that the model takes, in order (columns=); None: all of a table, or rows that are no records."""
+        return (self._columns,) if isinstance(self._columns, str) else self._columns
+
+    def examples_of(self, table: pa.Table) -> Sequence[ExampleT]:
+        """The examples in a table of the input columns: values where columns= is one name, else dicts. Called where rows
+        are read, before prepare(); not for handlers that take columns themselves."""
+        values: list[Any] = table.column(0).to_pylist() if isinstance(self._columns, str) else table.to_pylist()
+        return values
+
+    def takes_columns(self) -> bool | str:
+        """Whether run_inference_columns() can be called for blocks that hold columns: as a pyarrow.Table (True or "arrow")
+        or as a dict of NumPy arrays ("numpy"). A handler that prepares its rows is given those instead."""
         return False
 
     def run_inference_columns(self, table: pa.Table, model: ModelT, inference_args: Mapping[str, Any] | None = None) -> Any:
-        """Like run_inference(), over a table: return an array (Arrow, NumPy) or list of one prediction per row. The engine
-        adds it to the table as the columns `inference` and `model_id`."""
+        """Like run_inference(), over a table of the input columns: return an array (Arrow, NumPy), a dict of arrays or a
+        list of one prediction per row. The engine adds it to the table that came in, as the columns `inference` and
+        `model_id`, or those that output_column= names."""
         raise NotImplementedError(f"{type(self).__name__}.takes_columns() is true, so it must define run_inference_columns")
 
     def check_columns(self, schema: pa.Schema) -> None:
@@ -254,6 +301,25 @@ def check_copies(copies: object) -> None:
         raise UsageError(f"model_copies={copies!r}: expected a whole number of at least 1, or None")
 
 
+def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:
+    """The names of columns, or UsageError."""
+    names = [columns] if isinstance(columns, str) else columns
+    if names is None:
+        return None
+    is_list = isinstance(names, Sequence) and names and all(isinstance(name, str) and name for name in names)
+    if not is_list or len(set(names)) < len(names):
+        raise UsageError(f"columns={columns!r}: expected the name of a column, or a list of different names")
+    return columns if isinstance(columns, str) else tuple(names)
+
+
+def _check_output(column: object, prefix: object) -> None:
+    for name, given in [("output_column", column), ("output_prefix", prefix)]:
+        if given is not None and (not isinstance(given, str) or not given):
+            raise UsageError(f"{name}={given!r}: expected text")
+    if column is not None and prefix is not None:
+        raise UsageError("output_column= names one column, output_prefix= begins a name for each output; give one of them")
+
+
 def _checked_variables(variables: object) -> dict[str, str]:
     if variables is not None and not isinstance(variables, Mapping):
         raise UsageError(f'env_vars={variables!r}: expected a dict of text, such as {{"OMP_NUM_THREADS": "1"}}')
@@ -296,7 +362,7 @@ def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:
 
 def describes_same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:
     """Whether two steps can share a model; the functions around it are each step's own."""
-    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching"}
+    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching", "_columns", "_output_column", "_output_prefix"}
     settings = [{k: v for k, v in vars(handler).items() if k not in around} for handler in (one, other)]
     try:
         return type(one) is type(other) and bool(settings[0] == settings[1])
@@ -316,28 +382,3 @@ class AnnouncingHandler(ModelHandler[ExampleT, PredictionT, ModelT]):
     """A handler that calls its model several times for a batch and says so before each: a timeout is for one call."""
 
     calling: Callable[[], None] | None = None  # where calls are timed; set before each batch, never for two at once
-
-
-class KeyedModelHandler(ModelHandler[Any, Any, Any]):
-    """Rows are (key, example); answers are (key, prediction). The model sees the examples alone.
-
-    Functions attached to the inner handler see examples and predictions; those attached to this one see the pairs.
-    """
-
-    keys_required = True
-
-    def __init__(self, unkeyed: ModelHandler[Any, Any, Any]) -> None:
-        if not isinstance(unkeyed, ModelHandler):
-            raise UsageError(f"{type(self).__name__}({unkeyed!r}): expected a ModelHandler")
-        if isinstance(unkeyed, KeyedModelHandler):
-            raise UsageError(f"{type(self).__name__}({type(unkeyed).__name__}(...)): the inner handler has keys already")
-        self.unkeyed = unkeyed
-
-    def model_files(self) -> Sequence[str]:
-        return self.unkeyed.model_files()
-
-
-class MaybeKeyedModelHandler(KeyedModelHandler):
-    """Rows that are pairs (a tuple of two) are taken as (key, example); any other row is an example by itself."""
-
-    keys_required = False

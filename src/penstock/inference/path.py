@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StepError
-from penstock.inference.handler import KeyedModelHandler, ModelHandler, is_prebatched
+from penstock.inference.handler import ModelHandler, is_prebatched
+from penstock.inference.keyed import KeyedModelHandler
 from penstock.pipeline.transforms import describe_function
 from penstock.rows import map_rows, shorten
 

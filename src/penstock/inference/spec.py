@@ -71,7 +71,7 @@ class InferenceSpec:
     def takes_columns(self) -> bool:
         """Whether tables reach the model as they are."""
         needs_rows = self.handling is not None or self.limits.max_weight is not None or self.handler.measures_length()
-        return self.path.plain and not needs_rows and self.handler.takes_columns()
+        return self.path.plain and not needs_rows and bool(self.handler.takes_columns())
 
     def wishes(self) -> Wishes:
         """What the user's configuration says about where the model lives."""
