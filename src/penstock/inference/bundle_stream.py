@@ -229,8 +229,7 @@ class InferenceStream:
         """What the oldest rows in flight came to, when that is there."""
         pending = self._pending[0]
         ticket, passage = pending.ticket, pending.passage
-        self._lane.wait(ticket)
-        answers = ticket.answers()
+        answers = self._lane.wait(ticket)
         self._pending.popleft()
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows

@@ -73,7 +73,7 @@ class FormingLane:
         for pieces in self._batches.add(entry, ticket.sizes or ()):
             self._send(pieces)
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, ticket: Ticket) -> Any:
         """Like a lane's."""
         if ticket.gathering:
             for pieces in self._batches.flush():
@@ -81,6 +81,7 @@ class FormingLane:
         self._check()
         while not ticket.settled:
             self._hand_out()
+        return ticket.answers()
 
     def pause(self) -> None:
         self._lane.pause()
@@ -128,8 +129,7 @@ class FormingLane:
     def _hand_out(self) -> None:
         """Give the rows of the oldest batch on its way their answers, and their failures."""
         batch, pieces = self._sent.popleft()
-        self._lane.wait(batch)
-        outcome = Outcome(batch.answers(), batch.failures, model_id=batch.model_id)
+        outcome = Outcome(self._lane.wait(batch), batch.failures, model_id=batch.model_id)
         hand_out(outcome, [(rows.ticket, start, stop) for rows, start, stop in pieces])
 
 

@@ -239,11 +239,12 @@ class HostedLane:
         submitted = _Open(ticket, self.handling)
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
             with self.caller.paused(self):
                 self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
         self._open.pop(id(ticket), None)
+        return ticket.answers()
 
     def pause(self) -> None:
         """The bundle waits at another model."""

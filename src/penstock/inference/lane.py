@@ -40,8 +40,8 @@ class Lane(Protocol):
     ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
 
-    def wait(self, ticket: Ticket) -> None:
-        """Until the ticket is settled: it then has the answers or an error. Rows that failed, where that is handled, are in
+    def wait(self, ticket: Ticket) -> Any:
+        """The answers, when they are there (Ticket.answers()). Rows that failed, where that is handled, are in
         ticket.failures."""
 
     def pause(self) -> None:
@@ -148,12 +148,13 @@ class LocalLane:
         )
         self._session.submit(entry)
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, ticket: Ticket) -> Any:
         if self._moved is not None:
-            self._moved.wait(ticket)
-        elif not ticket.settled:
+            return self._moved.wait(ticket)
+        if not ticket.settled:
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
                 self._session.wait(ticket, self.caller)
+        return ticket.answers()
 
     def pause(self) -> None:
         """The session sees that its caller waits."""

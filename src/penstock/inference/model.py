@@ -255,6 +255,8 @@ class ModelCopy:
             failures |= dict.fromkeys(range(start, stop), failure)
         calls += care.tries.made - 1
         answers = put_together(rows.count, pieces)
+        for at in failures if isinstance(answers, list) else ():  # rows that fail together were answered in halves
+            answers[at] = None
         if not too_large:
             return Outcome(answers, failures, calls)
         known = {at for places, _ in pieces for at in places} | failures.keys()

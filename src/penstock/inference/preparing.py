@@ -173,10 +173,9 @@ class IsolatedPreparer:
             ticket = Ticket(list(without(examples, failed)))
             self._lane.submit(ticket, args)
         sent = [at for at in range(len(examples)) if at not in failed]
-        if sent:
-            self._lane.wait(ticket)
+        made = as_rows(self._lane.wait(ticket)) if sent else []
         failed |= {sent[at]: _of_preparing(failure) for at, failure in ticket.failures.items()}
-        return put_together(len(examples), [(sent, as_rows(ticket.answers()))]), failed
+        return put_together(len(examples), [(sent, made)]), failed
 
     def close(self) -> None:
         self._lane.close()

@@ -9,10 +9,10 @@ from typing import Any
 
 from penstock.answers import as_rows, pick, put_together
 from penstock.blocks import Block, row_count
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StepError
 from penstock.failures import NOT_PICKLABLE, Failure, Handling
 from penstock.models.outcome import Outcome
-from penstock.rows import PredictionResult
+from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
 
 
@@ -80,7 +80,11 @@ class Ticket:
         if self.error is not None:
             raise self.error
         if self._pieces and self._listed is None:
-            return put_together(self._rows, self._pieces)
+            try:
+                return put_together(self._rows, self._pieces)
+            except Exception as exc:
+                what = f"the answers of several batches do not fit together: {type(exc).__name__}: {safe_str(exc)}"
+                raise StepError(f"step {self.step!r}: {what}") from exc
         if self._listed is None:
             return [None] * self._rows
         for positions, answers in self._pieces:  # some rows were answered one by one, and some were not
