@@ -254,7 +254,10 @@ def _table(batches: list[Any], schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches)
-    return pa.Table.from_arrays([table.column(field.name).cast(field.type) for field in schema], schema=schema)
+    found = [(table.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(
+        [column if column.type == kind else column.cast(kind) for column, kind in found], schema=schema
+    )
 
 
 class ReadFromParquet(Read[dict[str, Any]]):
@@ -279,7 +282,8 @@ class WriteToParquet(Write[Any]):
 
     Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. No
     value is changed to fit, but that short float types of a schema round. A field that a row does not have is null. Arrays
-    and tensors become lists. `overwrite` as in WriteToText.
+    and tensors become lists, of a fixed size if all in the output have one shape and none is null. `overwrite` as in
+    WriteToText.
     """
 
     def __init__(
