@@ -416,6 +416,22 @@ def _rounded(value: Any) -> Any:
     return [_rounded(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.parametrize(
+    ("task", "model_class"),
+    [("ner", transformers.BertForTokenClassification), ("fill-mask", transformers.BertForMaskedLM)],
+)
+def test_padding_on_the_left(task: str, model_class: Any, tmp_path: Path) -> None:
+    path = Path(saved_model(tmp_path, model_class))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    handler = HuggingFacePipelineModelHandler(task, str(path))
+    model = handler.load_model()
+    assert model.tokenizer.padding_side == "left"
+    expected = list(default_pipeline_inference_fn(MASKED, model, {}))
+    assert _rounded(expected) != _rounded(list(default_pipeline_inference_fn(MASKED, model, {"batch_size": 1})))
+    assert _rounded(answers(handler, MASKED, model)) == _rounded(expected)
+
+
 def test_features_are_arrays(tmp_path: Path) -> None:
     handler = HuggingFacePipelineModelHandler("feature-extraction", saved_model(tmp_path, transformers.BertModel))
     model = handler.load_model()
