@@ -554,6 +554,35 @@ def test_keys_do_not_get_in_the_way_of_lengths(plain: SentenceTransformer, pipel
         assert np.abs(result.inference - expected[key % len(TEXTS)]).max() < 1e-4
 
 
+def test_a_column_of_texts_becomes_columns_of_answers(plain: SentenceTransformer, classifier: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(6), "body": REVIEWS}), tmp_path / "rows.parquet")
+    p = ps.Pipeline(workers=0)
+    rows = p | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    encoder = SentenceTransformerModelHandler(MINILM, columns="body", output_column="vector")
+    classes = HuggingFacePipelineModelHandler("text-classification", classifier, columns=["body"], output_prefix="class_")
+    rows | ps.RunInference(encoder) | ps.RunInference(classes) | ps.WriteToParquet(str(tmp_path / "out"))
+    p.run()
+    made = pq.read_table(tmp_path / "out")
+    assert made.column_names == [
+        *("id", "body", "vector", "vector_model_id", "class_label", "class_score", "class_model_id"),
+    ]
+    assert made.schema.field("vector").type == pa.list_(pa.float32(), 384)
+    expected = plain.encode(REVIEWS, batch_size=1, show_progress_bar=False)
+    assert np.abs(np.array(made["vector"].to_pylist()) - expected).max() < 1e-4
+    assert made["class_label"].to_pylist() == answers(classes, REVIEWS)["label"].tolist()
+
+
+def test_nulls_in_a_column_of_texts_are_failures(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(3), "body": ["good", None, "bad"]}), tmp_path / "rows.parquet")
+    p = ps.Pipeline(workers=0)
+    rows = p | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    step = ps.RunInference(SentenceTransformerModelHandler(MINILM, columns="body", output_column="vector"))
+    good, bad = rows | step.with_exception_handling()
+    failed = bad.failed_inferences | ps.Map(lambda failed: (failed[0]["id"], failed[1].kind, failed[1].error_type))
+    assert [row["id"] for row in good.collect()] == [0, 2]
+    assert failed.collect() == [(1, "preparing", "TypeError")]
+
+
 # What goes wrong.
 
 
