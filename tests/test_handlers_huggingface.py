@@ -23,7 +23,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 import penstock as ps
-from penstock.errors import BadRowsError, InputError, PredictionCountError, UsageError
+from penstock.errors import BadRowsError, InputError, PredictionCountError, RowError, UsageError
 from penstock.handlers.huggingface import (
     HuggingFacePipelineModelHandler,
     SentenceTransformerModelHandler,
@@ -480,15 +480,13 @@ def test_images_are_decoded_beside_the_data(tmp_path: Path) -> None:
         images,
         [file.getvalue() for file in files],
         [str(tmp_path / f"{at}.png") for at in range(3)],
+        [{"bytes": file.getvalue(), "path": None} for file in files],
+        list(noise.transpose(0, 3, 1, 2)),
     ):
         assert _rounded(answers(handler, examples, model)) == _rounded(expected)
     error = bad_rows(handler, [images[0], b"no image", None, 7, "/nowhere.png"])
-    assert {at: type(each) for at, each in error.errors.items()} == {
-        1: ValueError,
-        2: TypeError,
-        3: TypeError,
-        4: FileNotFoundError,
-    }
+    assert list(error.errors) == [1, 2, 3, 4]
+    assert {type(each) for each in error.errors.values()} == {RowError}
 
 
 def test_text_generation_does_not_depend_on_the_batch(tmp_path: Path) -> None:
