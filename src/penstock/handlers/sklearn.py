@@ -19,6 +19,7 @@ from penstock.handlers.sklearn_data import (
     matrix_of_table,
 )
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
+from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
@@ -120,6 +121,12 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         check_names(self.input_columns(), table.column_names)
         data = self._data_of_table(table)
         return _as_column(_answers(self._inference_fn(model, data, inference_args), table.num_rows))
+
+    def is_native(self) -> bool:
+        return type(self).__module__ == __name__ and self._inference_fn is _predict
+
+    def is_thread_safe(self, model: BaseEstimator) -> bool:
+        return self.is_native() and is_thread_safe(model)
 
     def model_id(self) -> str:
         return without_secrets(str(self._model_uri))

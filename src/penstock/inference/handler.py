@@ -221,6 +221,17 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""
         return 1
 
+    def is_native(self) -> bool:
+        """Whether to load and call this model takes no Python but that of its framework, and so little time for the bytes of
+        its rows that importing the framework in every worker process would take longer: short jobs then run in threads of
+        the user's process. A class that is derived from one of Penstock's runs the user's Python."""
+        return False
+
+    def is_thread_safe(self, model: ModelT) -> bool:
+        """Whether several threads may call this loaded model at once. Asked where a short job runs in threads of the user's
+        process; elsewhere max_concurrent_batches() counts."""
+        return False
+
     def prepares_ahead(self) -> bool:
         """Whether run_inference() may be called for the next batch while one is on a device that takes them in turn: its
         rows are then collated and moved meanwhile. For thread-safe handlers of models on an accelerator."""
