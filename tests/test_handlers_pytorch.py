@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,10 @@ EXPECTED = [2.5, -3.5, 60.5, 0.5, 10.5]
 
 
 def answers_of(handler: Any, examples: Any = EXAMPLES, **arguments: Any) -> list[Any]:
-    return [result.inference for result in handler.run_inference(examples, handler.load_model(), **arguments)]
+    made = handler.run_inference(examples, handler.load_model(), **arguments)
+    if isinstance(made, dict):
+        return [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
+    return [each.inference if isinstance(each, PredictionResult) else each for each in made]
 
 
 # Loading and answers.
@@ -114,11 +118,12 @@ def answers_of(handler: Any, examples: Any = EXAMPLES, **arguments: Any) -> list
 def test_state_dict(weights: str) -> None:
     handler = handler_of(weights, model_params={"input_dim": 1, "output_dim": 1})
     model = handler.load_model()
-    results = list(handler.run_inference(EXAMPLES, model))
+    answers = handler.run_inference(EXAMPLES, model)
     assert not model.training
-    assert [result.inference.item() for result in results] == EXPECTED
-    assert all(result.example is example for result, example in zip(results, EXAMPLES, strict=True))
-    assert {result.model_id for result in results} == {weights}
+    assert answers.flatten().tolist() == EXPECTED
+    assert (answers.shape, answers.device.type, answers.requires_grad) == ((5, 1), "cpu", False)
+    assert handler.wraps_answers
+    assert handler.model_id() == weights
     check_handler(handler, EXAMPLES)
     check_handler(handler, EXAMPLES, inference_args={"scale": 3.0})
 
@@ -201,6 +206,21 @@ def test_own_inference_fn_gets_all_it_needs(weights: str) -> None:
     results = list(handler.run_inference(EXAMPLES, handler.load_model(), {"a": 1}))
     assert seen == [(5, torch.device("cpu"), {"a": 1}, weights)]
     assert results[0].model_id == "mine"
+    assert results[0].example is EXAMPLES[0]
+    assert not handler.wraps_answers
+
+
+def test_a_subclass_that_calls_super_gets_what_it_always_got(weights: str) -> None:
+    class Rounding(PytorchModelHandlerTensor):
+        def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
+            results = super().run_inference(batch, model, inference_args)
+            return [PredictionResult(each.example, round(each.inference.item()), each.model_id) for each in results]
+
+    handler = Rounding(state_dict_path=weights, model_class=LinearRegression)
+    assert not handler.wraps_answers
+    assert not Rounding(state_dict_path=weights, model_class=LinearRegression, columns=["x"]).takes_columns()
+    assert answers_of(handler) == [2, -4, 60, 0, 10]
+    check_handler(handler, EXAMPLES)
 
 
 def test_settings_are_kept(weights: str) -> None:
@@ -222,6 +242,39 @@ def outputs(answer: Any, rows: int = 3) -> list[Any]:
     examples = [torch.tensor([float(row), row + 0.5]) for row in range(rows)]
     results = default_tensor_inference_fn(examples, Answering(answer), torch.device("cpu"))
     return [result.inference for result in results]
+
+
+def whole_output(answer: Any, rows: int = 3) -> Any:
+    """What run_inference() gives for a batch."""
+    examples = [torch.tensor([float(row), row + 0.5]) for row in range(rows)]
+    return PytorchModelHandlerTensor(torch_script_model_path="none").run_inference(examples, Answering(answer))
+
+
+def test_a_batch_is_answered_by_one_tensor_or_a_dict_of_them() -> None:
+    assert whole_output(lambda x: x * 2).tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    answers = whole_output(lambda x: OrderedDict(sum=x.sum(1), x=x))
+    assert {name: part.tolist() for name, part in answers.items()} == {
+        "sum": [0.5, 2.5, 4.5],
+        "x": [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]],
+    }
+    for answer in (lambda x: (x[:, 0], x[:, 1]), lambda x: [x[:, 0], x[:, 1]]):
+        assert [tuple(part.item() for part in row) for row in whole_output(answer)] == [(0.0, 0.5), (1.0, 1.5), (2.0, 2.5)]
+    nested = whole_output(lambda x: {"x": (x[:, 0], x[:, 1]), "words": ["a", "b", "c"]})
+    assert [(row["x"][1].item(), row["words"]) for row in nested] == [(0.5, "a"), (1.5, "b"), (2.5, "c")]
+
+
+def test_a_batch_s_answers_own_their_memory_and_can_be_changed() -> None:
+    kept = torch.zeros(3, 2)
+    for answer in (
+        lambda x: x.repeat(1, 500)[:, :2],
+        lambda x: x.T.contiguous().T,
+        lambda x: kept,
+        lambda x: x[:1].expand(3, 2),
+    ):
+        answers = whole_output(answer)
+        assert answers.untyped_storage().nbytes() == 24
+        answers.add_(1)
+    assert kept.tolist() == [[0.0, 0.0]] * 3, "a model may give away a tensor that it keeps"
 
 
 def test_dicts_become_one_dict_per_row() -> None:
@@ -258,8 +311,9 @@ def test_a_list_of_anything_else_has_the_rows_answers() -> None:
     ],
 )
 def test_an_output_without_one_answer_per_row_is_an_error(answer: Any, message: str) -> None:
-    with pytest.raises(PredictionCountError, match=message):
-        outputs(answer)
+    for run in (outputs, whole_output):
+        with pytest.raises(PredictionCountError, match=message):
+            run(answer)
 
 
 @pytest.mark.parametrize(
@@ -392,6 +446,21 @@ def test_frameworks_are_imported_by_their_own_file_alone() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_describing_a_model_imports_no_torch() -> None:
+    code = """if True:
+        import pickle, sys
+        from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
+
+        handler = PytorchModelHandlerTensor(torch_script_model_path="a.pt", columns=["x"], device="CPU", max_batch_size=8)
+        PytorchModelHandlerKeyedTensor(torch_script_model_path="a", device="cuda:1", inference_fn=make_tensor_model_fn("f"))
+        handler = pickle.loads(pickle.dumps(handler.with_preprocess_fn(str)))
+        handler.takes_columns(), handler.changes_rows(), handler.prepares_ahead(), handler.accelerator(), handler.model_id()
+        print([name for name in ("torch", "transformers") if name in sys.modules])
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_a_missing_framework_says_how_to_install_it() -> None:
     code = "import sys; sys.modules['torch'] = None\nimport penstock.handlers.pytorch"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -433,7 +502,7 @@ class Unsendable(PytorchModelHandlerTensor):
     ("handler_class", "message"),
     [
         (Swapping, "example 0 is answered .* in batches of 2, but .* in a batch of 1"),
-        (Dropping, "on a batch of 5 returned 2 predictions"),
+        (Dropping, "on a batch of 5 returned 2 predictions; expected one prediction per example, 5"),
         (Unsized, r"get_num_bytes\(\) returned -1"),
         (WithoutArguments, r"must accept \(batch, model, inference_args\)"),
         (Unsendable, "pickling the handler raised TypeError"),
@@ -458,7 +527,9 @@ def test_a_table_has_no_tensors_and_that_is_no_row_s_failure(weights: str, tmp_p
     pipeline = ps.Pipeline(workers=0)
     rows = pipeline | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
     good, _ = rows | ps.RunInference(handler).with_exception_handling()
-    with pytest.raises(UsageError, match=r"dicts of plain values, \['x'\], but the model takes tensors"):
+    with pytest.raises(
+        UsageError, match=r"values, \['x'\], but the model takes tensors; name the columns .* columns=\[...\]"
+    ):
         good.collect()
     made = handler.with_preprocess_fn(lambda row: torch.tensor([row["x"]]))
     good, _ = rows | ps.RunInference(made).with_exception_handling()

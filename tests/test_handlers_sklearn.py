@@ -19,12 +19,13 @@ import pytest
 import skops.io
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import penstock as ps
-from penstock.errors import InputError, PredictionCountError, RowError, UsageError
+from penstock.errors import BadRowsError, InputError, PredictionCountError, RowError, UsageError
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.testing.handlers import check_handler
 
@@ -75,7 +76,13 @@ def uri(save: Callable[[Any], str], classifier: Any) -> str:
 
 
 def answers_of(handler: Any, examples: Any, **arguments: Any) -> list[Any]:
-    return [result.inference for result in handler.run_inference(examples, handler.load_model(), **arguments)]
+    return rows_of(handler.run_inference(examples, handler.load_model(), **arguments))
+
+
+def rows_of(answers: Any) -> list[Any]:
+    if isinstance(answers, dict):
+        return [dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True)]
+    return list(answers)
 
 
 # Rows.
@@ -84,10 +91,11 @@ def answers_of(handler: Any, examples: Any, **arguments: Any) -> list[Any]:
 def test_arrays(uri: str, classifier: Any) -> None:
     handler = SklearnModelHandlerNumpy(uri)
     examples = list(X)
-    results = list(handler.run_inference(examples, handler.load_model()))
-    assert [result.inference for result in results] == classifier.predict(X).tolist()
-    assert all(result.example is example for result, example in zip(results, examples, strict=True))
-    assert {result.model_id for result in results} == {uri}
+    answers = handler.run_inference(examples, handler.load_model())
+    assert isinstance(answers, np.ndarray)
+    assert answers.tolist() == classifier.predict(X).tolist()
+    assert handler.wraps_answers
+    assert handler.model_id() == uri
     check_handler(handler, list(X[:7]))
 
 
@@ -144,8 +152,20 @@ def test_a_dict_of_answers_becomes_one_dict_per_row(uri: str) -> None:
         return {"label": model.predict(data), "proba": model.predict_proba(data)}
 
     handler = SklearnModelHandlerNumpy(uri, inference_fn=both)
-    row = answers_of(handler, list(X))[5]
+    answers = handler.run_inference(list(X), handler.load_model())
+    assert {name: part.shape for name, part in answers.items()} == {"label": (40,), "proba": (40, 2)}
+    row = rows_of(answers)[5]
     assert row["label"] == row["proba"].argmax()
+    check_handler(handler, ROWS[:5])
+
+
+def test_a_dict_of_more_than_arrays_becomes_one_dict_per_row(uri: str) -> None:
+    def nested(model: Any, data: Any, inference_args: Any) -> Any:
+        return {"label": model.predict(data), "more": {"words": ["x"] * len(data), "proba": model.predict_proba(data)}}
+
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=nested)
+    row = answers_of(handler, list(X))[5]
+    assert (row["more"]["words"], row["more"]["proba"].argmax()) == ("x", row["label"])
     check_handler(handler, ROWS[:5])
 
 
@@ -159,11 +179,10 @@ def test_a_table_becomes_a_matrix(uri: str, classifier: Any) -> None:
     assert answers.tolist() == classifier.predict(X).tolist()
 
 
-def test_a_matrix_of_answers_becomes_a_list_column(uri: str, classifier: Any) -> None:
+def test_a_matrix_of_answers_stays_one(uri: str, classifier: Any) -> None:
     handler = SklearnModelHandlerNumpy(uri, inference_fn=predict_proba)
     answers = handler.run_inference_columns(TABLE, handler.load_model())
-    assert answers.type == pa.list_(pa.float64(), 2)
-    np.testing.assert_allclose(answers.to_pylist(), classifier.predict_proba(X))
+    np.testing.assert_allclose(answers, classifier.predict_proba(X))
 
 
 @pytest.mark.parametrize("rows_first", [True, False])
@@ -185,7 +204,7 @@ def test_every_kind_of_number_and_missing_ones(uri: str, rows_first: bool) -> No
     if rows_first:
         answers = np.array(answers_of(handler, table.to_pylist()))
     else:
-        answers = np.array(handler.run_inference_columns(chunked, handler.load_model()).to_pylist())
+        answers = handler.run_inference_columns(chunked, handler.load_model())
     assert answers.tolist() == [[1, 1, 1.5, 1, -1], [-1, 0, -1, 2, -1], [3, -1, 2.5, -1, -1]]
 
 
@@ -283,13 +302,86 @@ ONE_ROW = pd.DataFrame([ROWS[0]])
         ([ROWS[0], {"a": 1.0}], r"must have the keys \['a', 'b', 'c'\], but saw \['a'\]"),
         ([{"a": 1.0}, ROWS[0]], r"must have the keys \['a'\], but saw \['a', 'b', 'c'\]"),
         ([ROWS[0], X[0]], "must all be dicts, but saw ndarray"),
-        ([ROWS[0] | {"b": "blue"}], r"column 'b' holds string, but the model takes numbers; leave it out"),
-        ([ROWS[0], ROWS[1] | {"b": "blue"}], "the values of one column must have one type"),
+        ([ROWS[0] | {"b": "blue"}], r"column 'b' is 'blue' \(str\) in this row, but the model takes numbers; leave"),
+        ([ROWS[0], ROWS[1] | {"b": "blue"}], "column 'b' is 'blue'"),
+        ([{"a": True}, {"a": 2}], "the values of one column must have one type"),
     ],
 )
 def test_rows_that_the_numpy_handler_refuses(rows: list[Any], message: str, uri: str) -> None:
     with pytest.raises(RowError, match=message):
         answers_of(SklearnModelHandlerNumpy(uri), rows)
+
+
+def bad_rows(handler: Any, rows: Any, model: Any = None) -> dict[int, str]:
+    """The rows that the handler blames, each with its message."""
+    with pytest.raises(BadRowsError) as raised:
+        run = handler.run_inference_columns if isinstance(rows, pa.Table) else handler.run_inference
+        run(rows, model or handler.load_model())
+    assert raised.value.values is None
+    return {at: f"{type(error).__name__}: {error}" for at, error in raised.value.errors.items()}
+
+
+@pytest.mark.parametrize("value", ["blue", b"x", [1.0], {"x": 1}, object()])
+def test_rows_without_numbers_are_named(value: Any, uri: str) -> None:
+    rows = [row | {"b": value} if at in (3, 17) else row for at, row in enumerate(ROWS)]
+    seen = bad_rows(SklearnModelHandlerNumpy(uri), rows)
+    assert {at: message.startswith("RowError: column 'b' is ") for at, message in seen.items()} == {3: True, 17: True}
+    assert bad_rows(SklearnModelHandlerNumpy(uri, columns=FEATURES), rows).keys() == {3, 17}
+
+
+@pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
+def test_rows_that_lack_a_key_are_named(handler_class: Any, uri: str) -> None:
+    seen = bad_rows(handler_class(uri, columns=FEATURES), [ROWS[0], {"a": 1.0}, ROWS[1], 5])
+    assert seen.keys() == {1, 3}
+    assert "must have the keys ['a', 'b', 'c'], but saw ['a']" in seen[1]
+
+
+def test_rows_whose_nan_or_infinity_the_model_refuses_are_named(uri: str) -> None:
+    data = X.copy()
+    data[4, 1] = data[9, 0] = data[9, 2] = np.nan
+    data[20, 2] = np.inf
+    handler = SklearnModelHandlerNumpy(uri)
+    for rows in (list(data), pa.table({name: data[:, at] for at, name in enumerate(FEATURES)})):
+        seen = bad_rows(handler, rows)
+        assert seen.keys() == {4, 9, 20}
+        assert seen[4].startswith("ValueError: Input X contains NaN")
+        assert seen[20].startswith("ValueError: Input X contains infinity")
+    assert bad_rows(handler, list(data[[4, 9]])).keys() == {0, 1}, "all of them are bad"
+    with pytest.raises(ValueError, match="contains NaN"):
+        answers_of(handler, [data[4]])
+
+
+def test_rows_whose_nan_the_model_takes_are_not_blamed(save: Callable[[Any], str]) -> None:
+    """Of one column it takes NaN, of the others not."""
+    mended = ColumnTransformer([("mended", SimpleImputer(), [0]), ("as it is", "passthrough", [1, 2])])
+    model = make_pipeline(mended, LogisticRegression()).fit(X, Y)
+    data = X.copy()
+    data[:30, 0] = np.nan
+    handler = SklearnModelHandlerNumpy(save(model), trusted=True)
+    assert answers_of(handler, list(data)) == model.predict(data).tolist()
+    data[7, 1] = data[35, 2] = np.nan
+    assert bad_rows(handler, list(data)).keys() == {7, 35}
+
+
+def test_no_row_is_blamed_for_its_nan_where_something_else_is_wrong(uri: str) -> None:
+    with pytest.raises(ValueError, match="2 features"):
+        answers_of(SklearnModelHandlerNumpy(uri), [np.array([1.0, 2.0]), np.array([1.0, np.nan])])
+
+    def refuses(model: Any, data: Any, inference_args: Any) -> Any:
+        if len(data) > 1:
+            raise ValueError("too many rows, or NaN")
+        return [0]
+
+    with pytest.raises(ValueError, match="too many"):
+        answers_of(SklearnModelHandlerNumpy(uri, inference_fn=refuses), [X[0] * np.nan, *X[1:]])
+
+
+def test_rows_that_are_not_safe_to_run_again_do_not(uri: str) -> None:
+    class Once(SklearnModelHandlerNumpy):
+        retry_safe = False
+
+    with pytest.raises(ValueError, match="contains NaN"):
+        answers_of(Once(uri), [X[0] * np.nan, *X[1:]])
 
 
 @pytest.mark.parametrize(

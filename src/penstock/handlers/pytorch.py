@@ -1,32 +1,47 @@
 """Handlers for PyTorch models: a state dict with its class, TorchScript, or an exported program.
 
-rows -> one tensor (or a dict of tensors) -> device -> model -> CPU -> one PredictionResult per row
+rows or columns -> one tensor (or a dict of tensors) -> device -> model -> CPU -> one tensor of answers (or a dict of them)
+
+torch is imported where the model is loaded: describing it needs none.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, Unpack
 
-from penstock.errors import MissingPackageError, PredictionCountError, RowError, UsageError
-
-try:
-    import torch
-except ModuleNotFoundError as exc:
-    raise MissingPackageError("torch", "torch") from exc
-
-from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
-from penstock.handlers.pytorch_running import Move, run_on
-from penstock.inference.handler import ModelHandler
-from penstock.io.files import without_secrets
+from penstock.blocks import byte_size
+from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.handlers.number_columns import check_names, table_of_numbers, table_of_records
+from penstock.handlers.pytorch_columns import check_types, column_tensor, matrix_tensor
+from penstock.handlers.pytorch_loading import usable_device
+from penstock.handlers.pytorch_models import (
+    InferenceArgs,
+    Inputs,
+    PytorchHandler,
+    PytorchSettings,
+    answers_of,
+    column_answers_of,
+    float_dtype_of,
+    run_model,
+    split,
+)
 from penstock.rows import PredictionResult
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+if importlib.util.find_spec("torch") is None:
+    raise MissingPackageError("torch", "torch")
+
 ExampleT = TypeVar("ExampleT")
-InferenceArgs: TypeAlias = Mapping[str, Any] | None
-InferenceFn: TypeAlias = Callable[
-    [Sequence[ExampleT], torch.nn.Module, torch.device, InferenceArgs, str | None], Iterable[PredictionResult]
-]
+InferenceFn: TypeAlias = (
+    "Callable[[Sequence[ExampleT], torch.nn.Module, torch.device, InferenceArgs, str | None], Iterable[PredictionResult]]"
+)
 
 # Inference functions: what a handler calls for each batch.
 
@@ -39,7 +54,7 @@ def default_tensor_inference_fn(
     model_id: str | None = None,
 ) -> Iterable[PredictionResult]:
     """model(rows stacked into one tensor, **inference_args)."""
-    return _run_stacked(model, batch, device, inference_args, model_id)
+    return _run_rows(_stacked, "", batch, model, device, inference_args, model_id)
 
 
 def default_keyed_tensor_inference_fn(
@@ -50,21 +65,21 @@ def default_keyed_tensor_inference_fn(
     model_id: str | None = None,
 ) -> Iterable[PredictionResult]:
     """model(**rows stacked into one tensor for each key, **inference_args)."""
-    return _run_stacked_by_key(model, batch, device, inference_args, model_id)
+    return _run_rows(_stacked_by_key, "", batch, model, device, inference_args, model_id)
 
 
 def make_tensor_model_fn(model_fn: str) -> InferenceFn[torch.Tensor]:
     """An inference_fn that calls the model's method of this name, such as "generate", in place of the model."""
-    return functools.partial(_run_method, _run_stacked, model_fn)
+    return functools.partial(_run_rows, _stacked, model_fn)
 
 
 def make_keyed_tensor_model_fn(model_fn: str) -> InferenceFn[dict[str, torch.Tensor]]:
     """Like make_tensor_model_fn(), for rows that are dicts of tensors."""
-    return functools.partial(_run_method, _run_stacked_by_key, model_fn)
+    return functools.partial(_run_rows, _stacked_by_key, model_fn)
 
 
-def _run_method(
-    run: Callable[..., list[PredictionResult]],
+def _run_rows(
+    stack: Callable[[Sequence[Any]], Inputs],
     model_fn: str,
     batch: Sequence[Any],
     model: torch.nn.Module,
@@ -72,51 +87,26 @@ def _run_method(
     inference_args: InferenceArgs = None,
     model_id: str | None = None,
 ) -> list[PredictionResult]:
-    return run(getattr(model, model_fn), batch, device, inference_args, model_id)
+    call = getattr(model, model_fn) if model_fn else model
+    answers = run_model(call, stack(batch), device, inference_args, lambda output: split(output, len(batch)))
+    return [PredictionResult(example, answer, model_id) for example, answer in zip(batch, answers, strict=True)]
 
 
-def _run_stacked(
-    call: Callable[..., Any],
-    batch: Sequence[torch.Tensor],
-    device: torch.device,
-    inference_args: InferenceArgs,
-    model_id: str | None,
-) -> list[PredictionResult]:
-    stacked = _stack(batch)
-    answers = run_on(device, lambda move: call(move(stacked), **(inference_args or {})), lambda out: _split(out, len(batch)))
-    return _results(batch, answers, model_id)
+# Rows to tensors.
 
 
-def _run_stacked_by_key(
-    call: Callable[..., Any],
-    batch: Sequence[dict[str, torch.Tensor]],
-    device: torch.device,
-    inference_args: InferenceArgs,
-    model_id: str | None,
-) -> list[PredictionResult]:
-    keys = batch[0].keys()
-    for row in batch:
-        if row.keys() != keys:
-            raise RowError(
-                f"the rows of one batch must have the same keys, but saw {list(keys)} and {list(row)}; "
-                "give every row the same keys, in with_preprocess_fn() for example"
-            )
-    stacked = {key: _stack([row[key] for row in batch]) for key in keys}
-
-    def run(move: Move) -> Any:
-        return call(**{key: move(tensor) for key, tensor in stacked.items()}, **(inference_args or {}))
-
-    return _results(batch, run_on(device, run, lambda out: _split(out, len(batch))), model_id)
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
-# Rows to tensors, and back.
+def _stacked(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    import torch
 
-
-def _stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     try:
         return torch.stack(list(rows))
     except (RuntimeError, TypeError) as exc:
-        seen = {_kind(row) for row in rows}
+        seen = {f"Tensor{tuple(row.shape)}" if isinstance(row, torch.Tensor) else type(row).__name__ for row in rows}
         if len(seen) == 1 and isinstance(rows[0], torch.Tensor):
             raise
         raise RowError(
@@ -125,164 +115,173 @@ def _stack(rows: Sequence[torch.Tensor]) -> torch.Tensor:
         ) from exc
 
 
-def _kind(row: object) -> str:
-    return f"Tensor{tuple(row.shape)}" if isinstance(row, torch.Tensor) else type(row).__name__
-
-
-def _results(batch: Sequence[Any], answers: Sequence[Any], model_id: str | None) -> list[PredictionResult]:
-    return [PredictionResult(example, answer, model_id) for example, answer in zip(batch, answers, strict=True)]
-
-
-def _split(output: Any, rows: int) -> Sequence[Any]:
-    """A model's output as exactly one answer per row.
-
-    A tensor gives its rows; a dict one dict per row; a tuple, or a list of tensors, one tuple per row; any other list
-    holds the rows' answers already. Answers are on the CPU and own their memory: a view would be pickled, and kept
-    alive, with its whole batch.
-    """
-    if isinstance(output, torch.Tensor):
-        _check_rows(f"a tensor of shape {tuple(output.shape)}", output.shape[0] if output.dim() else 0, rows)
-        return cast(Sequence[Any], torch.unbind_copy(output.detach().cpu()))
-    if isinstance(output, Mapping) and output:
-        parts = [_split(part, rows) for part in output.values()]
-        return [dict(zip(output, answers, strict=True)) for answers in zip(*parts, strict=True)]
-    if isinstance(output, tuple) or _is_list_of_tensors(output):
-        return list(zip(*(_split(part, rows) for part in output), strict=True))
-    _check_rows(f"a {type(output).__name__}", len(output) if hasattr(output, "__len__") else 0, rows)
-    return [_on_cpu(answer) for answer in output]
-
-
-def _is_list_of_tensors(output: object) -> bool:
-    return isinstance(output, list) and all(isinstance(part, torch.Tensor) for part in output)
-
-
-def _check_rows(seen: str, answers: int, rows: int) -> None:
-    if answers != rows:
-        raise PredictionCountError(
-            f"the model returned {seen} for a batch of {rows} rows, but each output must hold one answer per row, "
-            "rows first; keep what is per row with inference_fn=..., or change the model's output"
-        )
-
-
-def _on_cpu(answer: Any) -> Any:
-    if isinstance(answer, torch.Tensor):
-        return answer.detach().cpu().clone()
-    if isinstance(answer, Mapping):
-        return {key: _on_cpu(part) for key, part in answer.items()}
-    if isinstance(answer, (list, tuple)):
-        return [_on_cpu(part) for part in answer]
-    return answer
+def _stacked_by_key(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    keys = rows[0].keys()
+    for row in rows:
+        if row.keys() != keys:
+            raise RowError(
+                f"the rows of one batch must have the same keys, but saw {list(keys)} and {list(row)}; "
+                "give every row the same keys, in with_preprocess_fn() for example"
+            )
+    return {key: _stacked([row[key] for row in rows]) for key in keys}
 
 
 # The handlers.
 
 
-class _PytorchModelHandler(ModelHandler[ExampleT, PredictionResult, torch.nn.Module], Generic[ExampleT]):
-    """What both handlers share: all but how rows become tensors."""
+class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
+    """What both handlers share: all but how rows and columns become tensors."""
 
     _default_inference_fn: ClassVar[Callable[..., Iterable[PredictionResult]]]
 
-    def __init__(
-        self,
-        *,
-        state_dict_path: str | None = None,
-        model_class: Callable[..., torch.nn.Module] | None = None,
-        model_params: Mapping[str, Any] | None = None,
-        torch_script_model_path: str | None = None,
-        exported_program_path: str | None = None,
-        device: str | None = None,
-        inference_fn: InferenceFn[ExampleT] | None = None,
-        min_batch_size: int | None = None,
-        max_batch_size: int | None = None,
-        max_batch_duration_secs: float | None = None,
-        max_batch_weight: int | None = None,
-        element_size_fn: Callable[[ExampleT], int] | None = None,
-        env_vars: Mapping[str, str] | None = None,
-        large_model: bool = False,
-        model_copies: int | None = None,
-        load_model_args: Mapping[str, Any] | None = None,
-        trusted: bool = False,
-    ) -> None:
+    def __init__(self, *, inference_fn: InferenceFn[ExampleT] | None = None, **settings: Unpack[PytorchSettings]) -> None:
         """Describe a model: state_dict_path with model_class(**model_params), or one of the two other paths.
 
         device: "CPU" (also when None), "GPU" (the CPU where there is none) or any torch device.
         inference_fn(batch, model, device, inference_args, model_id): gives the PredictionResults of a batch.
+        columns: the columns that the model takes, where rows have names; see the class.
+        output_column, output_prefix: what the columns of the answers are called; a prefix is for models that give dicts.
         load_model_args: for torch.load, torch.jit.load or torch.export.load.
         trusted: needed by exported_program_path alone, because such a file can run code when it is loaded.
         """
-        super().__init__(
-            min_batch_size=min_batch_size,
-            max_batch_size=max_batch_size,
-            max_batch_duration_secs=max_batch_duration_secs,
-            max_batch_weight=max_batch_weight,
-            element_size_fn=element_size_fn,
-            env_vars=env_vars,
-            large_model=large_model,
-            model_copies=model_copies,
-        )
-        self._source = ModelSource(
-            state_dict_path=state_dict_path,
-            model_class=model_class,
-            model_params=model_params,
-            torch_script_model_path=torch_script_model_path,
-            exported_program_path=exported_program_path,
-            load_model_args=load_model_args or {},
-            trusted=trusted,
-        )
-        self._device = device_name(device)
+        super().__init__(settings)
         self._inference_fn = inference_fn or self._default_inference_fn
+        # A function of the user's, and a run_inference() that calls super's, deal with PredictionResults.
+        is_plain = type(self).run_inference is _PytorchModelHandler.run_inference
+        self.wraps_answers = is_plain and self._inference_fn is self._default_inference_fn
 
-    def load_model(self) -> torch.nn.Module:
-        """The model in evaluation mode, on its device."""
-        return self._source.load(usable_device(self._device))
+    def run_inference(self, batch: Sequence[ExampleT], model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
+        device = usable_device(self._device)
+        if not self.wraps_answers:
+            return self._inference_fn(batch, model, device, inference_args, self.model_id())
+        if self._are_records(batch):
+            inputs = self._columns_as_inputs(self._table_of(batch), float_dtype_of(model))
+        else:
+            inputs = self._rows_as_inputs(batch)
+        return run_model(model, inputs, device, inference_args, lambda output: answers_of(output, len(batch)))
 
-    def run_inference(
-        self, batch: Sequence[ExampleT], model: torch.nn.Module, inference_args: InferenceArgs = None
-    ) -> Iterable[PredictionResult]:
-        return self._inference_fn(batch, model, usable_device(self._device), inference_args, self.model_id())
+    def _are_records(self, batch: Sequence[Any]) -> bool:
+        """Whether rows are dicts of the columns, not yet of tensors."""
+        names = self.input_columns()
+        if names is None or not isinstance(batch[0], Mapping):
+            return False
+        return not all(_is_tensor(batch[0].get(name)) for name in names)
 
-    def check_columns(self, schema: Any) -> None:
-        if self._inference_fn is self._default_inference_fn:
+    def _table_of(self, rows: Sequence[Any]) -> pa.Table:
+        return table_of_records(rows, self.input_columns())
+
+    def _rows_as_inputs(self, batch: Sequence[Any]) -> Inputs:
+        raise NotImplementedError
+
+    def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> Inputs:
+        """What the model takes, of a table with the input columns; its floats are of this type."""
+        raise NotImplementedError
+
+    def takes_columns(self) -> bool:
+        return self._columns is not None and self.wraps_answers
+
+    def examples_of(self, table: pa.Table) -> Sequence[Any]:
+        """Dicts of the columns; where a function of the user's gets them, tensors, whose floats are float32."""
+        rows: list[Any] = table.to_pylist() if self.takes_columns() else self._tensors_of(table)
+        return rows
+
+    def _tensors_of(self, table: pa.Table) -> list[ExampleT]:
+        raise NotImplementedError
+
+    def run_inference_columns(self, table: pa.Table, model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
+        check_names(self.input_columns(), table.column_names)
+        inputs, rows = self._columns_as_inputs(table, float_dtype_of(model)), table.num_rows
+        device = usable_device(self._device)
+        return run_model(model, inputs, device, inference_args, lambda output: column_answers_of(output, rows))
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        names = self.input_columns()
+        if names is not None:
+            check_names(names, schema.names)
+            check_types(schema, names, lists=self._takes_lists())
+        elif self._inference_fn is self._default_inference_fn:
             raise UsageError(
-                f"the rows are dicts of plain values, {list(schema.names)}, but the model takes tensors; make them with "
-                ".with_preprocess_fn(lambda row: torch.tensor(...)), or with a ps.Map before the model"
+                f"the rows are dicts of plain values, {list(schema.names)}, but the model takes tensors; name the columns "
+                "that it takes with columns=[...], or make tensors with .with_preprocess_fn(lambda row: torch.tensor(...))"
             )
+
+    def _takes_lists(self) -> bool:
+        return True
+
+    def is_native(self) -> bool:
+        """Only TorchScript: the class of another model is Python."""
+        return type(self).__module__ == __name__ and self.wraps_answers and self._source.torch_script_model_path is not None
+
+    def is_thread_safe(self, model: torch.nn.Module) -> bool:
+        return self.is_native()
 
     def changes_rows(self) -> bool:
         """Not where all it does with them is to stack them."""
-        plain = type(self).run_inference is _PytorchModelHandler.run_inference
-        return not (plain and self._inference_fn is self._default_inference_fn)
+        return not self.wraps_answers
 
     def prepares_ahead(self) -> bool:
-        on_gpu = self._device.startswith("cuda") and torch.cuda.is_available()
-        return on_gpu and self._inference_fn is self._default_inference_fn
-
-    def accelerator(self) -> str | None:
-        return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
-
-    def model_id(self) -> str:
-        return without_secrets(self._source.path)
-
-    def model_files(self) -> Sequence[str]:
-        return (self._source.path,)
-
-    def get_metrics_namespace(self) -> str:
-        return "Penstock_PyTorch"
+        return self._inference_fn is self._default_inference_fn and super().prepares_ahead()
 
 
-class PytorchModelHandlerTensor(_PytorchModelHandler[torch.Tensor]):
-    """Examples are tensors of one shape; the model gets them stacked into one."""
+class PytorchModelHandlerTensor(_PytorchModelHandler["torch.Tensor"]):
+    """Examples are tensors of one shape; the model gets them stacked into one.
+
+    columns=["a", "b"]: columns of numbers; the model gets one matrix of its own floats, [rows, 2]; of ["a"], [rows, 1].
+    columns="a": one column; numbers are [rows], lists of one length [rows, length]. Floats become the model's own, whole
+    numbers stay what they are.
+    Nulls become NaN. Where whole numbers stay what they are, a row with a null fails, and so does one whose list is null.
+    """
 
     _default_inference_fn = staticmethod(default_tensor_inference_fn)
 
+    def _rows_as_inputs(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _stacked(batch)
+
+    def _tensors_of(self, table: pa.Table) -> list[torch.Tensor]:
+        import torch
+
+        return list(torch.unbind_copy(self._columns_as_inputs(table, torch.float32)))
+
+    def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> torch.Tensor:
+        assert self._columns is not None
+        if isinstance(self._columns, str):
+            return column_tensor(table, self._columns, dtype)
+        return matrix_tensor(table, self._columns, dtype)
+
+    def _table_of(self, rows: Sequence[Any]) -> pa.Table:
+        return super()._table_of(rows) if self._takes_lists() else table_of_numbers(rows, self.input_columns())
+
+    def _takes_lists(self) -> bool:
+        return isinstance(self._columns, str)
+
     def get_num_bytes(self, batch: Sequence[torch.Tensor]) -> int:
-        return sum(tensor.nbytes for tensor in batch)
+        return byte_size(list(batch)) if self._are_records(batch) else sum(tensor.nbytes for tensor in batch)
 
 
-class PytorchModelHandlerKeyedTensor(_PytorchModelHandler[dict[str, torch.Tensor]]):
-    """Examples are dicts of tensors; the model gets each key as one named argument, stacked over the rows."""
+class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tensor]"]):
+    """Examples are dicts of tensors; the model gets each key as one named argument, stacked over the rows.
+
+    columns=["a", "b"]: the model gets each column as one named argument: numbers as [rows], lists of one length as
+    [rows, length]. Floats become the model's own, nulls among them NaN; whole numbers stay what they are, and a row with a
+    null among them fails, as does one whose list is null.
+    """
 
     _default_inference_fn = staticmethod(default_keyed_tensor_inference_fn)
 
+    def _rows_as_inputs(self, batch: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return _stacked_by_key(batch)
+
+    def _tensors_of(self, table: pa.Table) -> list[dict[str, torch.Tensor]]:
+        import torch
+
+        inputs = self._columns_as_inputs(table, torch.float32)
+        rows = zip(*map(torch.unbind_copy, inputs.values()), strict=True)
+        return [dict(zip(inputs, row, strict=True)) for row in rows]
+
+    def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return {name: column_tensor(table, name, dtype) for name in self.input_columns() or ()}
+
     def get_num_bytes(self, batch: Sequence[dict[str, torch.Tensor]]) -> int:
+        if self._are_records(batch):
+            return byte_size(list(batch))
         return sum(tensor.nbytes for row in batch for tensor in row.values())

@@ -1,4 +1,7 @@
-"""Where a PyTorch model comes from, and on which device it goes."""
+"""Where a PyTorch model comes from, and on which device it goes.
+
+torch is imported where a model is loaded, not where it is only described.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-
-from penstock.errors import InputError, UsageError
+from penstock.errors import InputError, MissingPackageError, UsageError
 from penstock.handlers.model_files import open_model_file
 from penstock.io.files import hiding_secrets
+
+if TYPE_CHECKING:
+    import torch
+
+_KNOWN_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +72,8 @@ class ModelSource:
 
     def load(self, device: torch.device) -> torch.nn.Module:
         """The model on the device, in evaluation mode. Raises InputError or UsageError when the file does not fit."""
+        import torch
+
         with hiding_secrets([self.path]), open_model_file(self.path) as file:
             if self.model_class is not None:
                 model = self._model_with_weights(self.model_class(**(self.model_params or {})), file)
@@ -77,6 +85,8 @@ class ModelSource:
             return _on_device(program, device).module()
 
     def _model_with_weights(self, model: torch.nn.Module, file: BinaryIO) -> torch.nn.Module:
+        import torch
+
         options = {"map_location": "cpu", **self.load_model_args, "weights_only": True}
         weights = self._read("a state dict", torch.load, file, options)
         try:
@@ -116,6 +126,7 @@ def _on_device(program: torch.export.ExportedProgram, device: torch.device) -> t
 @functools.cache
 def usable_device(name: str) -> torch.device:
     """The device of this name, or the CPU where this process can use no CUDA device; warns once for each process."""
+    torch = import_torch()
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         log.warning("no CUDA device can be used here, so the model runs on the CPU instead of %r", name)
@@ -126,8 +137,24 @@ def usable_device(name: str) -> torch.device:
 def device_name(device: str | None) -> str:
     """What torch calls this device: "CPU" (also for None), "GPU", or any torch device. UsageError for others."""
     name = {"CPU": "cpu", "GPU": "cuda"}.get(str(device or "CPU").upper(), str(device))
+    if _KNOWN_DEVICE.fullmatch(name):
+        return name
     try:
-        torch.device(name)
+        import_torch().device(name)
     except RuntimeError as exc:
         raise UsageError(f"device={device!r}: expected 'CPU', 'GPU' or a torch device such as 'cuda:1': {exc}") from exc
     return name
+
+
+def import_torch() -> Any:
+    """The module torch, or MissingPackageError."""
+    try:
+        import torch
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("torch", "torch") from exc
+    return torch
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a model on the device of this name is on a GPU that this process can use."""
+    return device.startswith("cuda") and bool(import_torch().cuda.is_available())

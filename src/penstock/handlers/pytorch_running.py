@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
-Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Move: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 # One thread launches, while the device is at work behind it: modules need not be thread-safe, and cuDNN plans each shape
 # once for a thread.
@@ -20,6 +21,8 @@ def run_on(device: torch.device, run: Callable[[Move], Any], fetch: Callable[[An
     """fetch(run(move)), where move() brings a tensor to the device, and fetch() brings answers from it. On a GPU this thread
     waits for its own batch alone, on a stream of its own, so that another can set up the next one meanwhile; the device
     runs them in turn."""
+    import torch
+
     if device.type != "cuda":
         with torch.inference_mode():
             output = run(lambda tensor: tensor.to(device))
@@ -31,6 +34,8 @@ def run_on(device: torch.device, run: Callable[[Move], Any], fetch: Callable[[An
 
 
 def _launch(run: Callable[[Move], Any], device: torch.device) -> tuple[Any, torch.cuda.Event]:
+    import torch
+
     with torch.inference_mode():
         output = run(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
         return output, torch.cuda.current_stream(device).record_event()

@@ -1,22 +1,24 @@
 """Handlers for scikit-learn models, over rows or over whole Arrow tables.
 
-rows or a table -> one matrix (NumPy) or frame (pandas) -> model.predict -> one answer per row
+rows or a table -> one matrix (NumPy) or frame (pandas) -> model.predict -> an array of answers, or a dict of them
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from penstock.errors import MissingPackageError, PredictionCountError
+from penstock.errors import BadRowsError, MissingPackageError, PredictionCountError
+from penstock.handlers.number_columns import check_names
 from penstock.handlers.sklearn_data import (
-    check_names,
     check_numbers,
     frame_of_rows,
     frame_of_table,
     matrix_of_rows,
     matrix_of_table,
+    rows_not_finite,
 )
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
 from penstock.handlers.sklearn_threads import is_thread_safe
@@ -37,6 +39,8 @@ if importlib.util.find_spec("sklearn") is None:
 __all__ = ["ModelFileType", "SklearnModelHandlerNumpy", "SklearnModelHandlerPandas"]
 
 DEFAULT_MAX_BATCH_SIZE = 8192  # rows: a call of predict() costs far more than a row
+NOT_FINITE = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)  # in what a model says of rows that it refuses
+MOST_KINDS_TRIED = 64  # of rows with NaN or infinity, before a search by halves is cheaper
 
 ExampleT = TypeVar("ExampleT")
 InferenceArgs: TypeAlias = Mapping[str, Any] | None
@@ -50,6 +54,8 @@ def _predict(model: BaseEstimator, data: Any, inference_args: InferenceArgs = No
 class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimator"], Generic[ExampleT]):
     """What both handlers share: all but how rows and tables become the model's input."""
 
+    wraps_answers = True
+
     def __init__(
         self,
         model_uri: str,
@@ -57,7 +63,9 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         *,
         trusted: bool = False,
         inference_fn: InferenceFn | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
+        output_column: str | None = None,
+        output_prefix: str | None = None,
         min_batch_size: int | None = None,
         max_batch_size: int | None = None,
         max_batch_duration_secs: float | None = None,
@@ -73,6 +81,7 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
         skops does not know to be safe.
         inference_fn(model, data, inference_args): gives one answer per row of data; None calls model.predict(data).
         columns: the features, in order, where rows have names (dicts, tables, frames); None takes all of them.
+        output_column, output_prefix: what the columns of the answers are called; a prefix is for dicts of answers.
         """
         if max_batch_size is None:
             least = min_batch_size if isinstance(min_batch_size, int) else 0
@@ -87,6 +96,8 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
             large_model=large_model,
             model_copies=model_copies,
             columns=columns,
+            output_column=output_column,
+            output_prefix=output_prefix,
         )
         check_trust(model_uri, model_file_type, trusted)
         self._model_uri = model_uri
@@ -97,19 +108,22 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
     def load_model(self) -> BaseEstimator:
         return load_estimator(self._model_uri, self._model_file_type, self._trusted)
 
-    def run_inference(
-        self, batch: Sequence[ExampleT], model: BaseEstimator, inference_args: InferenceArgs = None
-    ) -> Iterable[PredictionResult]:
-        data = self._data_of_rows(batch)
-        answers = _answers(self._inference_fn(model, data, inference_args), len(batch))
-        model_id = self.model_id()
-        return [PredictionResult(example, answer, model_id) for example, answer in zip(batch, answers, strict=True)]
+    def run_inference(self, batch: Sequence[ExampleT], model: BaseEstimator, inference_args: InferenceArgs = None) -> Any:
+        return self._run(self._data_of_rows(batch), len(batch), model, inference_args)
+
+    def _run(self, data: Any, rows: int, model: BaseEstimator, inference_args: InferenceArgs) -> Any:
+        return _answers(self._inference_fn(model, data, inference_args), rows)
 
     def _data_of_rows(self, rows: Sequence[ExampleT]) -> Any:
         raise NotImplementedError
 
     def _data_of_table(self, table: pa.Table) -> Any:
         raise NotImplementedError
+
+    def examples_of(self, table: pa.Table) -> Sequence[Any]:
+        """Dicts, also where columns= is one name."""
+        rows: list[Any] = table.to_pylist()
+        return rows
 
     def takes_columns(self) -> bool:
         return True
@@ -119,8 +133,7 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
 
     def run_inference_columns(self, table: pa.Table, model: BaseEstimator, inference_args: InferenceArgs = None) -> Any:
         check_names(self.input_columns(), table.column_names)
-        data = self._data_of_table(table)
-        return _as_column(_answers(self._inference_fn(model, data, inference_args), table.num_rows))
+        return self._run(self._data_of_table(table), table.num_rows, model, inference_args)
 
     def is_native(self) -> bool:
         return type(self).__module__ == __name__ and self._inference_fn is _predict
@@ -147,6 +160,30 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
     def _data_of_table(self, table: pa.Table) -> np.ndarray[Any, Any]:
         return matrix_of_table(table, self.input_columns())
 
+    def _run(self, data: Any, rows: int, model: BaseEstimator, inference_args: InferenceArgs) -> Any:
+        try:
+            return super()._run(data, rows, model, inference_args)
+        except ValueError as exc:
+            if self.retry_safe and rows > 1 and NOT_FINITE.search(str(exc)):
+                self._raise_for_not_finite(data, model, inference_args)
+            raise
+
+    def _raise_for_not_finite(self, matrix: Any, model: BaseEstimator, inference_args: InferenceArgs) -> None:
+        """BadRowsError for the rows whose NaN or infinity the model refuses. Whether it does can depend on the column, so
+        that one row of each kind is tried alone: if it is refused, all of its kind are."""
+        kinds = rows_not_finite(matrix)
+        if len(kinds) > MOST_KINDS_TRIED:
+            return
+        bad: dict[int, Exception] = {}
+        for rows in kinds:
+            try:
+                self._inference_fn(model, matrix[rows[:1]], inference_args)
+            except ValueError as alone:
+                if NOT_FINITE.search(str(alone)):
+                    bad |= dict.fromkeys(rows, alone)
+        if bad:
+            raise BadRowsError(bad)
+
     def check_columns(self, schema: pa.Schema) -> None:
         super().check_columns(schema)
         check_numbers(schema, self.input_columns())
@@ -168,11 +205,14 @@ class SklearnModelHandlerPandas(_SklearnModelHandler["pd.DataFrame | pd.Series[A
         return int(self._data_of_rows(batch).memory_usage(index=False, deep=True).sum())
 
 
-def _answers(output: Any, rows: int) -> Sequence[Any]:
-    """What the model returned as exactly one answer per row; a dict of answers becomes one dict per row."""
+def _answers(output: Any, rows: int) -> Any:
+    """What the model returned, if it is exactly one answer per row: a sequence, or a dict of arrays. A dict of anything else
+    becomes one dict per row."""
     if isinstance(output, Mapping) and output:
-        parts = [_answers(part, rows) for part in output.values()]
-        return [dict(zip(output, answers, strict=True)) for answers in zip(*parts, strict=True)]
+        parts = {name: _answers(part, rows) for name, part in output.items()}
+        if all(hasattr(part, "dtype") for part in parts.values()):
+            return parts
+        return [dict(zip(parts, answers, strict=True)) for answers in zip(*map(_as_rows, parts.values()), strict=True)]
     if hasattr(output, "to_numpy"):  # a frame would be iterated by column
         output = output.to_numpy()
     count = len(output) if hasattr(output, "__len__") else 0
@@ -181,14 +221,10 @@ def _answers(output: Any, rows: int) -> Sequence[Any]:
             f"the model returned {count} answers ({type(output).__name__}) for {rows} rows; it must return one per "
             "row, in the same order: see inference_fn"
         )
-    return output  # type: ignore[no-any-return]
+    return output
 
 
-def _as_column(answers: Any) -> Any:
-    """Answers that fit into one Arrow column: a matrix becomes a column of lists of fixed size."""
-    dimensions = getattr(answers, "ndim", 1)
-    if dimensions != 2:
-        return answers if dimensions < 2 else answers.tolist()
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(answers.ravel()), answers.shape[1])
+def _as_rows(answers: Any) -> Any:
+    if not isinstance(answers, dict):
+        return answers
+    return [dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True)]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.handlers.number_columns import is_number, table_of_numbers, table_of_records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 def matrix_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Matrix:
     """Rows that are 1-D arrays of one length, or dicts of numbers, as one matrix."""
     if isinstance(rows[0], Mapping):
-        return matrix_of_table(_table_of_dicts(rows, columns), columns)
+        return matrix_of_table(table_of_numbers(rows, columns), columns)
     shapes = {np.shape(row) for row in rows}
     if len(shapes) > 1 or len(*shapes) != 1:
         seen = ", ".join(sorted(map(str, shapes)))
@@ -35,17 +36,10 @@ def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
     names = table.column_names if columns is None else columns
     matrix = np.empty((table.num_rows, len(names)))
     for at, column in enumerate(_select(table, names).columns):
-        if not _is_number(column.type):
+        if not is_number(column.type):
             raise RowError(_no_numbers(names[at], column.type))
         matrix[:, at] = column.cast(pa.float64(), safe=False).to_numpy()
     return matrix
-
-
-def check_names(wanted: Sequence[str] | None, seen: Sequence[str]) -> None:
-    """UsageError when a table lacks columns that the settings name."""
-    missing = [name for name in wanted or () if name not in seen]
-    if missing:
-        raise UsageError(f"columns {missing} are not there: the table has {list(seen)}; check columns=[...]")
 
 
 def check_numbers(schema: pa.Schema, columns: Sequence[str] | None) -> None:
@@ -53,15 +47,25 @@ def check_numbers(schema: pa.Schema, columns: Sequence[str] | None) -> None:
     for name in schema.names if columns is None else columns:
         kind = schema.field(schema.names.index(name)).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # in rows, these are numbers
-        if not _is_number(kind) and not isinstance(kind, pa.BaseExtensionType):
+        if not is_number(kind) and not isinstance(kind, pa.BaseExtensionType):
             raise UsageError(_no_numbers(name, kind))
+
+
+def rows_not_finite(matrix: Matrix) -> Sequence[Sequence[int]]:
+    """The rows that hold NaN or infinity, those with the same ones in the same columns together."""
+    if matrix.dtype.kind != "f":
+        return []
+    rows = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
+    marks = np.nan_to_num(np.where(np.isfinite(matrix[rows]), 0.0, matrix[rows]), nan=1.0, posinf=2.0, neginf=3.0)
+    _, kinds = np.unique(marks, axis=0, return_inverse=True)
+    return [rows[kinds.reshape(-1) == kind].tolist() for kind in range(kinds.max(initial=-1) + 1)]
 
 
 def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:
     """Rows that are frames of one row, Series or dicts as one frame."""
     pandas = _pandas()
     if isinstance(rows[0], Mapping):
-        return frame_of_table(_table_of_dicts(rows, columns), columns)
+        return frame_of_table(table_of_records(rows, columns), columns)
     if all(isinstance(row, pandas.Series) for row in rows):
         frame = pandas.DataFrame(list(rows)).infer_objects()
     else:
@@ -80,20 +84,6 @@ def frame_of_table(table: pa.Table, columns: Sequence[str] | None) -> pd.DataFra
     _pandas()
     frame: pd.DataFrame = _select(table, table.column_names if columns is None else columns).to_pandas()
     return frame
-
-
-def _table_of_dicts(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> pa.Table:
-    names = list(rows[0]) if columns is None else columns
-    wanted = set(names)
-    for row in rows:
-        if not isinstance(row, Mapping):
-            raise RowError(f"the rows of one batch must all be dicts, but saw {type(row).__name__}")
-        if not row.keys() >= wanted or (columns is None and len(row) != len(wanted)):
-            raise RowError(f"every row must have the keys {list(names)}, but saw {list(row)}; check columns=[...]")
-    try:
-        return pa.table({name: pa.array([row[name] for row in rows]) for name in names})
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        raise RowError(f"the values of one column must have one type: {exc}") from exc
 
 
 def _check_frames(rows: Sequence[Any]) -> None:
@@ -123,12 +113,6 @@ def _no_numbers(name: str, kind: pa.DataType) -> str:
         f"column {name!r} holds {kind}, but the model takes numbers; leave it out with columns=[...], convert it in a step "
         "before, or use SklearnModelHandlerPandas"
     )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    tests = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal, types.is_null)
-    return any(test(kind) for test in tests)
 
 
 def _pandas() -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import byte_size
 from penstock.errors import UsageError
+from penstock.inference.columns import Output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -222,14 +222,13 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return 1
 
     def is_native(self) -> bool:
-        """Whether to load and call this model takes no Python but that of its framework, and so little time for the bytes of
-        its rows that importing the framework in every worker process would take longer: short jobs then run in threads of
-        the user's process. A class that is derived from one of Penstock's runs the user's Python."""
+        """Whether loading and calling this model runs no Python but its framework's, and takes little time for a row: short
+        jobs then run in threads of the user's process. A class of the user's own, derived from any other, is not."""
         return False
 
     def is_thread_safe(self, model: ModelT) -> bool:
-        """Whether several threads may call this loaded model at once. Asked where a short job runs in threads of the user's
-        process; elsewhere max_concurrent_batches() counts."""
+        """Whether several threads may call this loaded model at once. Asked in short jobs; elsewhere
+        max_concurrent_batches() counts."""
         return False
 
     def prepares_ahead(self) -> bool:
@@ -340,21 +339,6 @@ def _checked_variables(variables: object) -> dict[str, str]:
     return dict(variables or {})
 
 
-def check_run_inference(handler: ModelHandler[Any, Any, Any]) -> None:
-    """UsageError when run_inference() cannot be called as it will be: with a batch, the model and arguments."""
-    try:
-        signature = inspect.signature(handler.run_inference)
-    except (TypeError, ValueError):  # of something that is not written in Python
-        return
-    try:
-        signature.bind([], None, None)
-    except TypeError as exc:
-        raise UsageError(
-            f"{type(handler).__name__}.run_inference{signature} cannot be called with (batch, model, inference_args): {exc}"
-            "; define it as run_inference(self, batch, model, inference_args=None), as Beam does"
-        ) from None
-
-
 def _check_function(method: str, fn: object) -> None:
     if not callable(fn):
         given = f"{method}{fn!r}" if method.endswith("=") else f"{method}({fn!r})"
@@ -364,6 +348,16 @@ def _check_function(method: str, fn: object) -> None:
 def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:
     """What the model wants in the environment of its process (env_vars=)."""
     return handler._env_vars
+
+
+def output_of(handler: ModelHandler[Any, Any, Any]) -> Output:
+    """What the columns of its answers are called (output_column=, output_prefix=)."""
+    return Output(handler._output_column, handler._output_prefix)
+
+
+def measures_examples(handler: ModelHandler[Any, Any, Any]) -> bool:
+    """Whether lengths are those of examples, by the user's own function, and not of what they are prepared to."""
+    return handler._batch_length_fn is not None
 
 
 def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:

@@ -1,0 +1,264 @@
+"""The PyTorch handlers over columns: Arrow tables to tensors, and which rows do not fit."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from penstock.errors import BadRowsError, RowError, UsageError
+from penstock.handlers.pytorch import (
+    PytorchModelHandlerKeyedTensor,
+    PytorchModelHandlerTensor,
+    default_tensor_inference_fn,
+)
+from penstock.handlers.pytorch_columns import column_tensor, matrix_tensor
+from penstock.testing import check_handler
+
+ROWS = [{"id": str(at), "x": float(at), "n": at * 2, "flag": at % 2 == 0, "vector": [at, at + 0.5]} for at in range(5)]
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+class Sums(torch.nn.Module):
+    """One number per row, with weights of some type."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(2.0, dtype=getattr(torch, dtype)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == self.weight.dtype, f"{x.dtype} for weights of {self.weight.dtype}"
+        return (x * self.weight).reshape(len(x), -1).sum(1)
+
+
+class Named(torch.nn.Module):
+    def __init__(self, outputs: str = "dict") -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(16, 2)
+        self.outputs = outputs
+
+    def forward(self, n: torch.Tensor, vector: torch.Tensor, shift: float = 0.0) -> Any:
+        rows = self.table(n) + vector + shift
+        return {"rows": rows, "sum": rows.sum(1)} if self.outputs == "dict" else (rows, rows.sum(1))
+
+
+def saved(model: torch.nn.Module, path: Path) -> str:
+    torch.save(model.state_dict(), path)
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> Any:
+    def make(columns: Any, dtype: str = "float32", **settings: Any) -> PytorchModelHandlerTensor:
+        path = saved(Sums(dtype), tmp_path / f"{dtype}.pt")
+        params = {"dtype": dtype}
+        return PytorchModelHandlerTensor(
+            state_dict_path=path, model_class=Sums, model_params=params, columns=columns, **settings
+        )
+
+    return make
+
+
+def answers_of(handler: Any, table: pa.Table) -> Any:
+    return handler.run_inference_columns(table, handler.load_model())
+
+
+# Columns to tensors.
+
+
+def test_several_columns_are_a_matrix_and_one_is_itself(sums: Any) -> None:
+    assert matrix_tensor(TABLE, ["x", "n", "flag"], torch.float32)[3].tolist() == [3.0, 6.0, 0.0]
+    assert matrix_tensor(TABLE, ["x"], torch.float32).shape == (5, 1)
+    assert column_tensor(TABLE, "x", torch.float32).shape == (5,)
+    assert column_tensor(TABLE, "flag", torch.float32).dtype == torch.bool
+    assert column_tensor(TABLE, "vector", torch.float32).tolist() == [row["vector"] for row in ROWS]
+    assert answers_of(sums(["x", "n", "flag"]), TABLE).tolist() == [2.0, 6.0, 14.0, 18.0, 26.0]
+    assert answers_of(sums("vector"), TABLE).tolist() == [at * 4 + 1.0 for at in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        (pa.int64(), torch.int64),
+        (pa.int16(), torch.int16),
+        (pa.uint8(), torch.uint8),
+        (pa.uint32(), torch.int64),
+        (pa.int8(), torch.int8),
+        (pa.float16(), torch.float32),
+        (pa.float64(), torch.float32),
+        (pa.decimal128(9, 2), torch.float32),
+    ],
+)
+def test_whole_numbers_stay_and_floats_are_the_model_s(kind: pa.DataType, seen: torch.dtype) -> None:
+    values = pa.array([0, 1, 1], kind) if kind != pa.float16() else pa.array(np.array([0, 1, 1], np.float16))
+    lists = pa.FixedSizeListArray.from_arrays(pa.concat_arrays([values, values]), 2)
+    table = pa.table({"x": pa.chunked_array([values.slice(0, 1), values.slice(1)]), "lists": lists})
+    one, many = (column_tensor(table, name, torch.float32) for name in ("x", "lists"))
+    assert (one.dtype, one.tolist()) == (seen, [0, 1, 1])
+    assert (many.dtype, many.tolist()) == (seen, [[0, 1], [1, 0], [1, 1]])
+    assert matrix_tensor(table, ["x"], torch.float64).tolist() == [[0.0], [1.0], [1.0]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_floats_are_those_that_the_model_computes_with(dtype: str, sums: Any) -> None:
+    for columns in (["x", "n"], "vector", "x"):
+        answers = answers_of(sums(columns, dtype), TABLE)
+        assert answers.dtype == getattr(torch, dtype)
+    check_handler(sums(["x", "n"], dtype), ROWS)
+
+
+def test_lists_of_lists_are_more_axes() -> None:
+    nested = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    sized = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pa.array(nested.reshape(-1)), 2), 3)
+    shaped = pa.FixedShapeTensorArray.from_numpy_ndarray(nested)
+    table = pa.table({"lists": pa.array(nested.tolist()), "sized": sized, "shaped": shaped})
+    for name in table.column_names:
+        assert column_tensor(table, name, torch.float32).tolist() == nested.tolist()
+        assert column_tensor(table.slice(1, 2), name, torch.float32).tolist() == nested[1:3].tolist()
+
+
+def test_a_model_may_change_its_input_and_the_table_stays(sums: Any) -> None:
+    table = pa.table({"x": pa.array([1.0, 2.0], pa.float32()), "n": pa.array([1, 2])})
+    for name in ("x", "n"):
+        column_tensor(table, name, torch.float32).add_(5)
+    assert table.to_pydict() == {"x": [1.0, 2.0], "n": [1, 2]}
+
+
+def test_encoded_numbers_and_tables_of_many_chunks_or_none(sums: Any) -> None:
+    encoded = pa.table({"x": pa.array([1.5, 2.5, 1.5]).dictionary_encode()})
+    handler = sums(["x"])
+    handler.check_columns(encoded.schema)
+    assert answers_of(handler, pa.concat_tables([encoded, encoded])).tolist() == [3.0, 5.0, 3.0] * 2
+    assert column_tensor(TABLE.slice(0, 0), "vector", torch.float32).shape[0] == 0
+
+
+# Nulls, and rows that do not fit.
+
+
+def test_nulls_are_nan() -> None:
+    table = pa.table({"x": [1.5, None], "n": [None, 2], "none": pa.nulls(2), "v": [[1.0, None], [2.0, 3.0]]})
+    matrix = matrix_tensor(table, ["x", "n", "none"], torch.float32)
+    assert torch.nan_to_num(matrix, -1.0).tolist() == [[1.5, -1.0, -1.0], [-1.0, 2.0, -1.0]]
+    assert torch.nan_to_num(column_tensor(table, "x", torch.float32), -1.0).tolist() == [1.5, -1.0]
+    assert torch.nan_to_num(column_tensor(table, "v", torch.float32), -1.0).tolist() == [[1.0, -1.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "bad", "message"),
+    [
+        ([1, None, 3, None], [1, 3], "column 'x' is null in this row, and int64 has no NaN"),
+        ([True, None], [1], "bool has no NaN"),
+        ([[1.0, 2.0], None, [3.0, 4.0]], [1], "column 'x' is null in this row, or in a list of it; expected a list of"),
+        ([[1, 2], [3, None], [None, 4]], [1, 2], "int64 has no NaN"),
+        ([[[1.0], [2.0]], [[1.0], None]], [1], "or in a list of it"),
+    ],
+)
+def test_rows_with_nulls_that_no_number_can_stand_for_are_named(values: Any, bad: list[int], message: str) -> None:
+    with pytest.raises(BadRowsError) as raised:
+        column_tensor(pa.table({"x": values}), "x", torch.float32)
+    assert list(raised.value.errors) == bad
+    assert message in str(raised.value.errors[bad[0]])
+
+
+def test_lists_of_several_lengths_are_rows_of_several_shapes() -> None:
+    with pytest.raises(RowError, match=r"lists of column 'x' in one batch must have one length, but saw \[1, 2\]; pad"):
+        column_tensor(pa.table({"x": [[1.0], [1.0, 2.0]]}), "x", torch.float32)
+    with pytest.raises(RowError, match="torch's largest type of whole numbers is int64"):
+        column_tensor(pa.table({"x": pa.array([2**64 - 1], pa.uint64())}), "x", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["x", "nope"], r"columns \['nope'\] are not there: the table has \['id', 'x', 'n', 'flag', 'vector'\]"),
+        (["x", "id"], "column 'id' holds string, but the model takes numbers"),
+        ("id", "column 'id' holds string, but the model takes numbers"),
+        (["x", "vector"], "'vector' holds list<.*>, but each of several columns .* give it alone, as columns='vector'"),
+    ],
+)
+def test_columns_that_no_row_of_the_table_can_fit(columns: Any, message: str, sums: Any) -> None:
+    with pytest.raises(UsageError, match=message):
+        sums(columns).check_columns(TABLE.schema)
+
+
+def test_columns_that_fit_are_accepted(sums: Any) -> None:
+    for columns in (["x", "n", "flag"], "vector", "x", "n"):
+        sums(columns).check_columns(TABLE.schema)
+
+
+# Rows that are dicts, and the handler as a whole.
+
+
+def test_dicts_and_tables_give_the_same(sums: Any) -> None:
+    for columns in (["x", "n"], ["x"], "vector", "x"):
+        handler = sums(columns)
+        assert handler.takes_columns()
+        check_handler(handler, ROWS)
+        rows = handler.run_inference(ROWS, handler.load_model())
+        assert rows.tolist() == answers_of(handler, TABLE).tolist()
+
+
+def test_dicts_without_numbers_are_named(sums: Any) -> None:
+    rows = [*ROWS, ROWS[0] | {"x": "blue"}, {"n": 1}]
+    handler = sums(["x", "n"])
+    with pytest.raises(BadRowsError) as raised:
+        handler.run_inference(rows, handler.load_model())
+    assert list(raised.value.errors) == [6], "a key is missing"
+    with pytest.raises(BadRowsError) as raised:
+        handler.run_inference(rows[:6], handler.load_model())
+    assert "column 'x' is 'blue' (str) in this row" in str(raised.value.errors[5])
+
+
+@pytest.mark.parametrize("outputs", ["dict", "tuple"])
+def test_named_arguments(outputs: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Named(outputs)
+    path = saved(model, tmp_path / "named.pt")
+    params = {"outputs": outputs}
+    handler = PytorchModelHandlerKeyedTensor(
+        state_dict_path=path, model_class=Named, model_params=params, columns=["n", "vector"]
+    )
+    expected = (model.table(torch.tensor(TABLE["n"].to_pylist())) + torch.tensor(TABLE["vector"].to_pylist())).detach()
+    answers = answers_of(handler, TABLE)
+    names = ["rows", "sum"] if outputs == "dict" else ["0", "1"]
+    assert list(answers) == names
+    torch.testing.assert_close(answers[names[0]], expected)
+    torch.testing.assert_close(answers[names[1]], expected.sum(1))
+    check_handler(handler, ROWS, inference_args={"shift": 1.0})
+
+
+def own_inference_fn(batch: Any, model: Any, device: Any, inference_args: Any = None, model_id: Any = None) -> Any:
+    return default_tensor_inference_fn(batch, model, device, inference_args, "mine")
+
+
+def test_an_own_inference_fn_gets_the_columns_as_rows_of_tensors(sums: Any, tmp_path: Path) -> None:
+    handler = sums(["x", "n"], inference_fn=own_inference_fn)
+    assert not handler.takes_columns()
+    examples = handler.examples_of(TABLE.select(["x", "n"]))
+    assert [example.tolist() for example in examples] == [[row["x"], row["n"]] for row in ROWS]
+    results = list(handler.run_inference(examples, handler.load_model()))
+    assert [(each.inference.item(), each.model_id) for each in results] == [(at * 6.0, "mine") for at in range(5)]
+    check_handler(handler, ROWS)
+    large = pa.table({"x": np.zeros(10_000), "n": np.zeros(10_000)})
+    assert len(pickle.dumps(handler.examples_of(large)[7])) < 2_000, "an example is sent without the others"
+
+    path = saved(Named(), tmp_path / "named.pt")
+    keyed = PytorchModelHandlerKeyedTensor(
+        state_dict_path=path, model_class=Named, columns=["n", "vector"], inference_fn=default_tensor_inference_fn
+    )
+    rows = keyed.examples_of(TABLE)
+    assert [(row["n"].item(), row["vector"].tolist()) for row in rows] == [(row["n"], row["vector"]) for row in ROWS]
+
+
+def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
+    handler = sums("x", output_column="score")
+    assert (handler.input_columns(), handler._output_column) == (("x",), "score")
+    with pytest.raises(UsageError, match="give one of them"):
+        sums("x", output_column="a", output_prefix="b")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_batchsize'"):
+        sums("x", max_batchsize=3)
