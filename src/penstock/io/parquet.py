@@ -57,9 +57,16 @@ class Footer:
     schema: pa.Schema
     groups: tuple[tuple[int, int], ...]
 
+    def byte_size(self) -> int:
+        """What its rows take in memory, about, and at least: a file says of values that repeat what they take in it."""
+        width = sum(map(_least_width, self.schema.types))
+        return sum(max(size, rows * width) for rows, size in self.groups)
+
 
 class ParquetSource(FileSource[dict[str, Any]]):
     """The rows of Parquet files, as tables. Footers are read in the user's process, again if files change."""
+
+    gives_columns = True
 
     def __init__(self, pattern: str, columns: tuple[str, ...] | None) -> None:
         super().__init__(pattern)
@@ -93,6 +100,9 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def count(self) -> int | None:
         return sum(rows for footer in self._footers() for rows, _ in footer.groups)
+
+    def byte_size(self) -> int:
+        return sum(footer.byte_size() for footer in self._footers())
 
     def _footers(self) -> list[Footer]:
         found = self.inputs()
@@ -128,6 +138,14 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None, "_open": None}
+
+
+def _least_width(kind: pa.DataType) -> int:
+    """Bytes of one value, at least; of text and lists, those of its place."""
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except ValueError:
+        return 4
 
 
 def _has_rows(parquet: Any) -> bool:

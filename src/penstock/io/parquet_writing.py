@@ -144,6 +144,7 @@ class ParquetSink(FileSink[Any]):
     """Parts of one schema: what readers of the folder take for the schema of all is that of one of them."""
 
     suffix = ".parquet"
+    takes_columns = True
 
     def __init__(self, path: str, overwrite: bool, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(path, overwrite)
