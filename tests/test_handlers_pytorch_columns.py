@@ -297,7 +297,7 @@ def test_dicts_in_a_pipeline(sums: Any) -> None:
     rows = run(sums(["x", "n"], output_column="score"))
     assert [(row["id"], float(row["score"])) for row in rows] == [(str(at), at * 6.0) for at in range(5)]
     own = run(sums(["x", "n"], inference_fn=own_inference_fn))
-    assert [(float(each.inference), each.model_id) for each in own] == [(at * 6.0, "mine") for at in range(5)]
+    assert [(each.example["id"], float(each.inference)) for each in own] == [(str(at), at * 6.0) for at in range(5)]
 
 
 def test_tensors_in_a_pipeline(sums: Any) -> None:

@@ -119,7 +119,8 @@ def _prepared(handler: Handler, examples: Sequence[Any], inference_args: Inferen
     if not handler.prepares():
         return list(examples)
     tool = _attempt("load_prepare()", handler.load_prepare)
-    values = _prepare(handler, examples, tool, inference_args)
+    made = _prepare(handler, examples, tool, inference_args)
+    values = [_after_travel("a prepared value", value) for value in made]
     for at, value in enumerate(values):
         alone = _prepare(handler, [examples[at]], tool, inference_args)[0]
         if not _same(alone, value, 0.0):
@@ -127,7 +128,7 @@ def _prepared(handler: Handler, examples: Sequence[Any], inference_args: Inferen
                 f"prepare() gives {value!r} for example {at} among others, but {alone!r} for it alone; a value must not "
                 "depend on the other examples"
             )
-    return [_after_travel("a prepared value", value) for value in values]
+    return values
 
 
 def _prepare(handler: Handler, examples: Sequence[Any], tool: Any, inference_args: InferenceArgs) -> list[Any]:
