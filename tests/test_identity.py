@@ -488,7 +488,7 @@ HANDLERS = {
         lambda **more: PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, **more),
         {**FREE, "device": "GPU"},
         {
-            "decoding.size": PytorchImageModelHandler(torch_script_model_path="a.pt", size=9),
+            "size": PytorchImageModelHandler(torch_script_model_path="a.pt", size=9),
             "mean": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, mean=0.5),
             "columns": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, columns="image"),
         },
