@@ -9,6 +9,8 @@ import pickle
 import random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -444,20 +446,29 @@ def test_failures_cross_a_reshuffle(pipeline):
     assert failed_rows((failures.failed_inferences | ps.Reshuffle()).collect()) == [3, 40]
 
 
-def test_tables_are_taken_as_rows(pipeline, tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    pq.write_table(pa.table({"x": range(10)}), tmp_path / "in.parquet")
+def test_tables_stay_tables(pipeline, tmp_path):
+    pq.write_table(pa.table({"x": range(10), "y": ["y"] * 10}), tmp_path / "in.parquet")
 
     class Columns(Model):
         def takes_columns(self):
             return True
 
+        def run_inference_columns(self, table, model, inference_args=None):
+            if 3 in table["x"].to_pylist():
+                raise ValueError("three")
+            return np.stack([table["x"].to_numpy()] * 2, axis=1)
+
     p = pipeline()
     rows = p | ps.ReadFromParquet(str(tmp_path / "in.parquet"))
-    handler = Columns(lambda batch: ValueError("three") if {"x": 3} in batch else None)
-    _, failures = rows | ps.RunInference(handler).with_exception_handling()
-    assert failed_rows(failures.failed_inferences.collect()) == [{"x": 3}]
-    assert "takes columns" not in p.explain()
+    good, failures = rows | ps.RunInference(Columns(columns=["x"], output_column="z")).with_exception_handling()
+    good | ps.WriteToParquet(str(tmp_path / "out"))
+    assert failed_rows(failures.failed_inferences.collect()) == [{"x": 3, "y": "y"}]
+    p.run()
+    got = pq.read_table(tmp_path / "out")
+    assert got.column_names == ["x", "y", "z", "z_model_id"]
+    assert got["z"].to_pylist() == [[x, x] for x in range(10) if x != 3]
+    assert got.schema.field("z").type == pa.list_(pa.int64(), 2)
+    assert "takes columns" in p.explain()
 
 
 # How a step is described.

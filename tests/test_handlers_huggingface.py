@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 import penstock as ps
-from penstock.errors import InputError, PredictionCountError, UsageError
-from penstock.handlers import huggingface_encoders, huggingface_tokens
-from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
+from penstock.errors import BadRowsError, InputError, PredictionCountError, UsageError
+from penstock.handlers.huggingface import (
+    HuggingFacePipelineModelHandler,
+    SentenceTransformerModelHandler,
+    default_pipeline_inference_fn,
+)
 from penstock.rows import PredictionResult
 from penstock.testing import check_handler
 
@@ -86,10 +92,26 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
 REVIEWS = ["good film", "the plots was dull", "bad " * 40, "", "a bright film the film", "unheard words"]
 
 
-def inferences(handler: Any, batch: list[Any], **inference_args: Any) -> list[Any]:
-    results = list(handler.run_inference(batch, handler.load_model(), inference_args or None))
-    assert [result.example for result in results] == batch
-    return [result.inference for result in results]
+def prepared(handler: Any, examples: list[Any], **inference_args: Any) -> list[Any]:
+    """What the model is given of these examples, wherever it is."""
+    rows = handler.prepare(examples, handler.load_prepare(), inference_args or None)
+    return pickle.loads(pickle.dumps(rows))
+
+
+def lengths(handler: Any, examples: list[Any], **inference_args: Any) -> list[int]:
+    return list(handler.get_lengths(prepared(handler, examples, **inference_args)))
+
+
+def answers(handler: Any, examples: list[Any], model: Any = None, **inference_args: Any) -> Any:
+    rows = prepared(handler, examples, **inference_args)
+    return handler.run_inference(rows, model or handler.load_model(), inference_args or None)
+
+
+def bad_rows(handler: Any, examples: list[Any], **inference_args: Any) -> BadRowsError:
+    with pytest.raises(BadRowsError) as caught:
+        prepared(handler, examples, **inference_args)
+    assert len(caught.value.values) == len(examples)
+    return caught.value
 
 
 # Sentence encoders.
@@ -98,126 +120,154 @@ def inferences(handler: Any, batch: list[Any], **inference_args: Any) -> list[An
 @pytest.mark.parametrize("order", [range(7), range(6, -1, -1), [2, 0], [0], [6, 6, 1]])
 def test_vectors_are_those_of_a_plain_encoder(plain: SentenceTransformer, order: Any) -> None:
     batch = [TEXTS[at] for at in order]
-    handler = SentenceTransformerModelHandler(MINILM)
-    results = list(handler.run_inference(batch, plain))
-    assert [result.example for result in results] == batch
-    assert {result.model_id for result in results} == {MINILM}
-    for result in results:
-        assert np.abs(result.inference - plain.encode([result.example], show_progress_bar=False)[0]).max() < 1e-4
+    vectors = answers(SentenceTransformerModelHandler(MINILM), batch, plain)
+    assert (type(vectors), vectors.dtype, vectors.shape) == (np.ndarray, np.float32, (len(batch), 384))
+    for text, vector in zip(batch, vectors, strict=True):
+        assert np.abs(vector - plain.encode([text], show_progress_bar=False)[0]).max() < 1e-4
 
 
-def test_a_batch_is_one_forward_pass_padded_to_its_longest_row_or_to_a_bucket(plain: SentenceTransformer) -> None:
-    seen = []
+def test_a_text_is_prepared_to_the_ids_that_the_model_sees(plain: SentenceTransformer) -> None:
+    for options in ({}, {"prompt": "ask: "}):
+        rows = prepared(SentenceTransformerModelHandler(MINILM), TEXTS, **options)
+        assert {(type(row), row.dtype) for row in rows} == {(np.ndarray, np.dtype("int32"))}
+        assert [row.tolist() for row in rows] == [
+            plain.preprocess([text], **options)["input_ids"][0].tolist() for text in TEXTS
+        ]
+
+
+@pytest.fixture
+def shapes(plain: SentenceTransformer) -> Iterator[list[tuple[int, ...]]]:
+    """The shapes of the batches that the plain encoder is given."""
+    seen: list[tuple[int, ...]] = []
     hook = plain[0].register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0]["input_ids"].shape)))
-    try:
-        unpadded = list(SentenceTransformerModelHandler(MINILM).run_inference(TEXTS[:2], plain))
-        handler = SentenceTransformerModelHandler(MINILM, length_buckets=(8, 32, 1024))
-        padded = list(handler.run_inference(TEXTS[:2], plain))
-        list(handler.run_inference(TEXTS[2:], plain))
-        list(SentenceTransformerModelHandler(MINILM, length_buckets=(8, 32)).run_inference(TEXTS[2:], plain))
-    finally:
-        hook.remove()
-    assert seen == [(2, 15), (2, 32), (5, 256), (5, 256)]
-    for one, other in zip(unpadded, padded, strict=True):
-        assert np.abs(one.inference - other.inference).max() < 1e-4
+    yield seen
+    hook.remove()
 
 
-def test_where_new_shapes_cost_lengths_are_rounded_up(plain: SentenceTransformer, classifier: str, monkeypatch: Any) -> None:
+def test_a_batch_is_one_forward_pass_padded_to_its_longest_row_or_to_a_bucket(
+    plain: SentenceTransformer, shapes: list[tuple[int, ...]]
+) -> None:
+    unpadded = answers(SentenceTransformerModelHandler(MINILM), TEXTS[:2], plain)
+    handler = SentenceTransformerModelHandler(MINILM, length_buckets=(8, 32, 1024))
+    padded = answers(handler, TEXTS[:2], plain)
+    answers(handler, TEXTS[2:], plain)
+    answers(SentenceTransformerModelHandler(MINILM, length_buckets=(8, 32)), TEXTS[2:], plain)
+    answers(handler, TEXTS[:2], plain, output_value="token_embeddings")
+    assert shapes == [(2, 15), (2, 32), (5, 256), (5, 256), (2, 32)]
+    assert np.abs(unpadded - padded).max() < 1e-4
+
+
+def test_where_new_shapes_cost_lengths_are_rounded_up(
+    plain: SentenceTransformer, classifier: str, shapes: list[tuple[int, ...]], monkeypatch: Any
+) -> None:
     assert not SentenceTransformerModelHandler(MINILM, device="CPU").new_shapes_cost()
     monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
     monkeypatch.setattr(HuggingFacePipelineModelHandler, "new_shapes_cost", lambda self: True)
-    seen = []
-    hook = plain[0].register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0]["input_ids"].shape)))
-    try:
-        check_handler(SentenceTransformerModelHandler(MINILM), TEXTS, tolerance=1e-4)
-        list(SentenceTransformerModelHandler(MINILM).run_inference(TEXTS[:2], plain))
-    finally:
-        hook.remove()
+    answers(SentenceTransformerModelHandler(MINILM), TEXTS[:2], plain)
     handler = HuggingFacePipelineModelHandler("text-classification", classifier)
-    check_handler(handler, REVIEWS)
     model = handler.load_model()
     model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    list(handler.run_inference(REVIEWS[:2], model))
+    answers(handler, REVIEWS[:2], model)
     model.tokenizer.model_max_length = 15  # which is no multiple of 8: the model could not take what is rounded up
-    list(handler.run_inference(REVIEWS, model))
-    assert seen == [(2, 16), (2, 8), (6, 15)]
+    answers(handler, REVIEWS, model, max_length=15)
+    assert shapes == [(2, 16), (2, 8), (6, 15)]
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize_embeddings": True}, {"prompt": "query: "}])
-def test_texts_that_are_tokenised_ahead_have_the_same_vectors(
-    plain: SentenceTransformer, monkeypatch: Any, options: Any
-) -> None:
-    monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
-    handler = SentenceTransformerModelHandler(MINILM, encode_kwargs=options)
-    assert handler.prepares_ahead()
-    monkeypatch.setattr(plain, "encode", None)
-    results = list(handler.run_inference(TEXTS, plain))
-    monkeypatch.undo()
-    expected = plain.encode(TEXTS, show_progress_bar=False, **options)
-    for result, vector in zip(results, expected, strict=True):
-        assert result.inference.dtype == vector.dtype
-        assert np.abs(result.inference - vector).max() < 1e-4
+def test_encode_is_not_needed_for_texts(plain: SentenceTransformer, monkeypatch: Any, options: Any) -> None:
+    texts = [TEXTS[1], *TEXTS[3:]]
+    expected = plain.encode(texts, show_progress_bar=False, **options)
+    for ahead in (False, True):
+        monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self, ahead=ahead: ahead)
+        handler = SentenceTransformerModelHandler(MINILM, encode_kwargs=options)
+        assert handler.prepares_ahead() is ahead
+        monkeypatch.setattr(plain, "encode", None)
+        vectors = answers(handler, texts, plain)
+        assert vectors.dtype == expected.dtype
+        assert np.abs(vectors - expected).max() < 1e-4
 
 
 def test_what_only_encode_can_do_is_left_to_it(plain: SentenceTransformer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self: True)
-    assert not SentenceTransformerModelHandler(MINILM, encode_kwargs={"precision": "int8"}).prepares_ahead()
-    handler = SentenceTransformerModelHandler(MINILM)
-    [result] = handler.run_inference(["good"], plain, {"output_value": "token_embeddings"})
-    assert result.inference.ndim == 2
-    check_handler(SentenceTransformerModelHandler(MINILM), TEXTS, tolerance=1e-4)
+    options = {"output_value": "token_embeddings"}
+    for ahead in (False, True):
+        monkeypatch.setattr(SentenceTransformerModelHandler, "new_shapes_cost", lambda self, ahead=ahead: ahead)
+        assert not SentenceTransformerModelHandler(MINILM, encode_kwargs={"precision": "int8"}).prepares_ahead()
+        handler = SentenceTransformerModelHandler(MINILM)
+        tokens = answers(handler, TEXTS[:2], plain, **options)
+        assert [len(each) for each in tokens] == [3, 15] == lengths(handler, TEXTS[:2], **options)
+    half = SentenceTransformerModelHandler(MINILM, encode_kwargs={"truncate_dim": 100})
+    assert answers(half, ["one"], plain).shape == (1, 100)
+    assert answers(half, ["one"], plain, truncate_dim=50).shape == (1, 50)
 
 
-def test_a_vector_owns_its_memory_alone(plain: SentenceTransformer) -> None:
-    results = list(SentenceTransformerModelHandler(MINILM).run_inference(["one", "two"] * 20, plain))
-    assert all(result.inference.base is None and result.inference.dtype == np.float32 for result in results)
-    assert len(pickle.dumps(results[0])) < 3_000
+def test_an_encoder_without_tokens(tmp_path: Path) -> None:
+    from sentence_transformers.models import StaticEmbedding
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM).backend_tokenizer
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu").save(str(tmp_path))
+    handler = SentenceTransformerModelHandler(str(tmp_path))
+    assert lengths(handler, TEXTS) == [1] * len(TEXTS)
+    check_handler(handler, TEXTS)
+
+
+def test_a_plain_model_is_encoded_by_the_mean_of_its_tokens(classifier: str) -> None:
+    """One without a modules.json."""
+    handler = SentenceTransformerModelHandler(classifier)
+    model = handler.load_model()
+    assert isinstance(prepared(handler, ["good"])[0], np.ndarray)
+    assert np.abs(answers(handler, REVIEWS, model) - model.encode(REVIEWS, show_progress_bar=False)).max() < 1e-5
 
 
 def test_settings_of_the_encoder(plain: SentenceTransformer) -> None:
     handler = SentenceTransformerModelHandler(MINILM, max_seq_length=8, normalize_embeddings=True)
     model = handler.load_model()
     assert (model.max_seq_length, model.device.type, next(model.parameters()).dtype) == (8, "cpu", torch.float32)
-    assert handler.get_lengths(TEXTS[2:4]) == [8, 2]
-    half = SentenceTransformerModelHandler(MINILM, encode_kwargs={"truncate_dim": 100})
-    assert next(iter(half.run_inference(["one"], plain))).inference.shape == (100,)
-    assert next(iter(half.run_inference(["one"], plain, {"truncate_dim": 50}))).inference.shape == (50,)
+    assert lengths(handler, TEXTS[2:4]) == [8, 2]
+    assert np.abs(answers(handler, TEXTS, model) - model.encode(TEXTS, show_progress_bar=False)).max() < 1e-4
+    own = SentenceTransformerModelHandler(MINILM, load_args={"processor_kwargs": {"model_max_length": 9}})
+    assert lengths(own, TEXTS[2:4]) == [9, 2]
+    assert answers(own, TEXTS[:1]).shape == (1, 384)
 
 
-def test_lengths_are_the_tokens_that_the_model_sees(plain: SentenceTransformer) -> None:
-    handler = SentenceTransformerModelHandler(MINILM)
-    assert handler.measures_length()
-    texts = [*TEXTS, "word " * 3000, "x" * 5000 + " word", " " * 9000 + "a"]
-    expected = [int(plain.preprocess([text])["attention_mask"].sum()) for text in texts]
-    assert list(handler.get_lengths(texts)) == expected
-    assert (expected[2], expected[-3:]) == (256, [256, 4, 3])
-    many = texts * 100
-    assert list(handler.get_lengths(many)) == expected * 100
+def test_lower_case_of_the_encoder_s_own(classifier: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(classifier, tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(re.sub(r'("lowercase"|"do_lower_case"): ?true', r"\1: false", text))
+    (folder / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": false}')
+    as_they_are = prepared(SentenceTransformerModelHandler(str(folder)), ["GOOD film", "good film"])
+    assert as_they_are[0].tolist() != as_they_are[1].tolist()
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    lowered = prepared(SentenceTransformerModelHandler(str(folder)), ["GOOD film", "good film", "bad " * 40])
+    assert lowered[0].tolist() == lowered[1].tolist() == as_they_are[1].tolist()
+    assert len(lowered[2]) == 12
 
 
 def test_prompts_are_counted(plain: SentenceTransformer) -> None:
     for options in (
         {"encode_kwargs": {"prompt": "a long question: "}},
         {"encode_kwargs": {"prompt_name": "ask"}, "load_args": {"prompts": {"ask": "a long question: "}}},
+        {"load_args": {"prompts": {"ask": "a long question: "}, "default_prompt_name": "ask"}},
     ):
-        lengths = SentenceTransformerModelHandler(MINILM, **options).get_lengths(TEXTS)
-        assert lengths == [int(plain.preprocess([t], prompt="a long question: ")["attention_mask"].sum()) for t in TEXTS]
+        handler = SentenceTransformerModelHandler(MINILM, **options)
+        assert lengths(handler, TEXTS) == [
+            int(plain.preprocess([t], prompt="a long question: ")["attention_mask"].sum()) for t in TEXTS
+        ]
+    with pytest.raises(UsageError, match=r"prompt_name='x': the model has the prompts \['document', 'query'\]"):
+        prepared(SentenceTransformerModelHandler(MINILM), ["a"], prompt_name="x")
 
 
-def test_many_threads_count_with_one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-    load = huggingface_encoders.tokenizer_from
-    monkeypatch.setattr(
-        huggingface_encoders, "tokenizer_from", lambda *args, **options: loads.append(1) or load(*args, **options)
-    )
-    monkeypatch.setattr(huggingface_tokens, "_counters", {})
-    handlers = [pickle.loads(pickle.dumps(SentenceTransformerModelHandler(MINILM))) for _ in range(8)]
-    with ThreadPoolExecutor(8) as threads:
-        counts = list(threads.map(lambda handler: list(handler.get_lengths(TEXTS * 50)), handlers * 4))
-    assert len(loads) == 1
-    assert all(count == counts[0] for count in counts)
+def test_prompts_that_are_not_pooled_are_left_to_encode(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MINILM, tmp_path / "model"))
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": False}))
+    handler = SentenceTransformerModelHandler(str(folder))
+    model = handler.load_model()
+    expected = model.encode(TEXTS, prompt="a question: ", show_progress_bar=False)
+    assert np.abs(answers(handler, TEXTS, model, prompt="a question: ") - expected).max() < 1e-4
 
 
 def test_an_own_length_function_wins() -> None:
@@ -240,9 +290,24 @@ def test_answers_are_those_of_a_plain_pipeline(classifier: str) -> None:
     expected = [pipeline(text, truncation=True)[0] for text in REVIEWS]
     assert len({answer["score"] for answer in expected}) == len(REVIEWS)
     for task in ("text-classification", "sentiment-analysis"):
-        answers = inferences(HuggingFacePipelineModelHandler(task, classifier), REVIEWS)
-        assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
-        assert [answer["score"] for answer in answers] == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+        made = answers(HuggingFacePipelineModelHandler(task, classifier), REVIEWS)
+        assert made["label"].tolist() == [answer["label"] for answer in expected]
+        assert made["score"].tolist() == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": None, "function_to_apply": "sigmoid"}, {"max_length": 4}])
+def test_arguments_of_a_call_are_those_of_the_pipeline(classifier: str, options: Any) -> None:
+    handler = HuggingFacePipelineModelHandler("text-classification", classifier)
+    model = handler.load_model()
+    made = answers(handler, REVIEWS, model, **options)
+    expected = model(REVIEWS, truncation=True, batch_size=1, **options)
+    if isinstance(made, dict):
+        made = [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
+    for one, other in zip(made, expected, strict=True):
+        same = zip(one if isinstance(one, list) else [one], other if isinstance(other, list) else [other], strict=True)
+        for mine, theirs in same:
+            assert mine["label"] == theirs["label"]
+            assert mine["score"] == pytest.approx(theirs["score"], abs=1e-5)
 
 
 def test_pipelines_keep_the_contract(classifier: str) -> None:
@@ -250,6 +315,26 @@ def test_pipelines_keep_the_contract(classifier: str) -> None:
     check_handler(HuggingFacePipelineModelHandler("text-classification", classifier, length_buckets=[4, 8]), REVIEWS)
     pairs = [{"text": text, "text_pair": "a dull plot"} for text in REVIEWS]
     check_handler(HuggingFacePipelineModelHandler("text-classification", classifier), pairs)
+
+
+def test_pairs_of_texts(classifier: str) -> None:
+    handler = HuggingFacePipelineModelHandler("text-classification", classifier, columns=["first", "second"])
+    model = handler.load_model()
+    dicts = [{"text": text, "text_pair": "dull plots"} for text in REVIEWS] + [
+        {"text": "good"},
+        {"text": "a", "text_pair": ""},
+    ]
+    expected = model(dicts, batch_size=1)
+    table = pa.table({"first": [row["text"] for row in dicts], "second": [row.get("text_pair", "") for row in dicts]})
+    tuples = list(handler.examples_of(table))
+    assert tuples[0] == ("good film", "dull plots")
+    for examples, options in ((dicts, {}), (tuples, {}), (tuples, {"padding": "max_length", "max_length": 16})):
+        made = answers(handler, examples, model, **options)
+        scores = made["score"] if isinstance(made, dict) else [answer["score"] for answer in made]
+        assert list(scores) == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+    error = bad_rows(handler, [("good", None), ("good", "bad")])
+    assert list(error.errors) == [0]
+    assert "a tuple: ('good', None)" in str(error.errors[0])
 
 
 def test_a_pipeline_pads_to_the_longest_row_or_to_a_bucket(classifier: str) -> None:
@@ -260,22 +345,29 @@ def test_a_pipeline_pads_to_the_longest_row_or_to_a_bucket(classifier: str) -> N
         model.model.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
         )
-        list(handler.run_inference(REVIEWS[:2], model))
-        list(handler.run_inference(REVIEWS, model))
-    assert seen == [(2, 7), (6, 16), (2, 10), (6, 16)]
+        answers(handler, REVIEWS[:2], model)
+        answers(handler, REVIEWS, model)
+        answers(handler, REVIEWS[:2], model, truncation="only_first")  # which is left to the pipeline
+    assert seen == [(2, 7), (6, 16), (2, 7), (2, 10), (6, 16), (2, 10)]
 
 
 def test_lengths_for_pipelines(classifier: str) -> None:
     handler = HuggingFacePipelineModelHandler("text-classification", classifier)
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier)
     assert handler.measures_length()
-    assert list(handler.get_lengths(REVIEWS)) == [len(tokenizer(text, truncation=True).input_ids) for text in REVIEWS]
-    assert list(handler.get_lengths([{"text": "good", "text_pair": "bad film"}, {"text": "good"}])) == [6, 3]
-    assert list(handler.get_lengths([[{"role": "user", "content": "good film"}]])) == [4]
+    expected = [len(tokenizer(text, truncation=True).input_ids) for text in REVIEWS]
+    assert lengths(handler, REVIEWS) == expected
+    assert lengths(handler, [{"text": "good", "text_pair": "bad film"}, {"text": "good"}]) == [6, 3]
+    assert max(lengths(handler, REVIEWS, max_length=7)) == 7
+    chats = HuggingFacePipelineModelHandler("text-generation", classifier)
+    assert lengths(chats, [[{"role": "user", "content": "good film"}], "good"]) == [4, 3]
     shorter = HuggingFacePipelineModelHandler("text-classification", classifier, load_pipeline_args={"max_length": 5})
-    assert max(shorter.get_lengths(REVIEWS)) == 5
-    own = HuggingFacePipelineModelHandler("text-classification", classifier, load_pipeline_args={"tokenizer": tokenizer})
-    assert list(own.get_lengths(REVIEWS)) == list(handler.get_lengths(REVIEWS))
+    assert max(lengths(shorter, REVIEWS)) == 5
+    for own in (tokenizer, MINILM):
+        handler = HuggingFacePipelineModelHandler("text-classification", classifier, load_pipeline_args={"tokenizer": own})
+        same = tokenizer if own is tokenizer else transformers.AutoTokenizer.from_pretrained(MINILM)
+        assert lengths(handler, REVIEWS) == [len(same(text, truncation=True).input_ids) for text in REVIEWS]
+    assert handler.prepare_key() is not None
     assert not HuggingFacePipelineModelHandler("image-classification", classifier).measures_length()
 
 
@@ -283,30 +375,104 @@ def test_a_tokenizer_without_a_maximum_cuts_at_the_models(tmp_path: Path) -> Non
     path = saved_model(tmp_path, transformers.BertForSequenceClassification, num_labels=4)
     assert transformers.AutoTokenizer.from_pretrained(path).model_max_length > 10**9
     handler = HuggingFacePipelineModelHandler("text-classification", path)
-    assert handler.get_lengths(["bad " * 40]) == [16]
+    assert lengths(handler, ["bad " * 40]) == [16]
     check_handler(handler, REVIEWS)
 
 
+MASKED = ["good [MASK]", "the [MASK] was dull", "[MASK] film" + " bad" * 40, "[MASK]"]
+
+
 @pytest.mark.parametrize(
-    ("task", "model_class"),
+    ("task", "model_class", "options"),
     [
-        ("feature-extraction", transformers.BertModel),
-        ("fill-mask", transformers.BertForMaskedLM),
-        ("token-classification", transformers.BertForTokenClassification),
+        ("feature-extraction", transformers.BertModel, {}),
+        ("fill-mask", transformers.BertForMaskedLM, {}),
+        ("fill-mask", transformers.BertForMaskedLM, {"top_k": 2, "targets": ["good", "bad", "film"]}),
+        ("token-classification", transformers.BertForTokenClassification, {}),
+        ("ner", transformers.BertForTokenClassification, {"aggregation_strategy": "max", "ignore_labels": ["LABEL_0"]}),
     ],
 )
-def test_other_text_tasks(task: str, model_class: Any, tmp_path: Path) -> None:
+def test_other_text_tasks(task: str, model_class: Any, options: Any, tmp_path: Path) -> None:
     path = saved_model(tmp_path, model_class)
-    texts = ["good [MASK]", "the [MASK] was dull", "[MASK] film" + " bad" * 40, "[MASK]"]
     handler = HuggingFacePipelineModelHandler(task, path)
-    assert list(handler.get_lengths(texts)) == [4, 6, 16, 3]
-    check_handler(handler, texts, tolerance=1e-4)
-    if task == "feature-extraction":
-        assert [len(answer[0]) for answer in inferences(handler, texts)] == [4, 6, 16, 3]
-        tensors = inferences(handler, texts, return_tensors=True, tokenize_kwargs={"max_length": 5})
-        assert [tuple(tensor.shape) for tensor in tensors] == [(1, 4, 8), (1, 5, 8), (1, 5, 8), (1, 3, 8)]
-    if task != "token-classification":
-        check_handler(HuggingFacePipelineModelHandler(task, path, length_buckets=[8]), texts, tolerance=1e-4)
+    assert lengths(handler, MASKED) == [4, 6, 16, 3]
+    check_handler(handler, MASKED, tolerance=1e-4, inference_args=options)
+    model = handler.load_model()
+    made = answers(handler, MASKED, model, **options)
+    expected = default_pipeline_inference_fn(MASKED, model, {**options, "batch_size": 1})
+    assert _rounded(made) == _rounded(expected)
+    if task not in ("token-classification", "ner"):
+        check_handler(HuggingFacePipelineModelHandler(task, path, length_buckets=[8]), MASKED, tolerance=1e-4)
+
+
+def _rounded(value: Any) -> Any:
+    """Answers that can be compared."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, float):
+        return pytest.approx(value, abs=1e-4)
+    return [_rounded(each) for each in value] if isinstance(value, list) else value
+
+
+def test_features_are_arrays(tmp_path: Path) -> None:
+    handler = HuggingFacePipelineModelHandler("feature-extraction", saved_model(tmp_path, transformers.BertModel))
+    model = handler.load_model()
+    assert [each.shape for each in answers(handler, MASKED, model)] == [(1, 4, 8), (1, 6, 8), (1, 16, 8), (1, 3, 8)]
+    together = answers(handler, ["good film", "bad film"], model)
+    assert (together.shape, together.dtype) == ((2, 1, 4, 8), np.float32)
+    tensors = answers(handler, MASKED, model, return_tensors=True, tokenize_kwargs={"max_length": 5})
+    assert [tuple(tensor.shape) for tensor in tensors] == [(1, 4, 8), (1, 5, 8), (1, 5, 8), (1, 3, 8)]
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    odd = answers(handler, MASKED[:2], model, tokenize_kwargs={"add_special_tokens": False})
+    assert [len(each[0]) for each in odd] == [2, 4]
+
+
+def test_a_text_without_a_mask_is_one_bad_row(tmp_path: Path) -> None:
+    handler = HuggingFacePipelineModelHandler("fill-mask", saved_model(tmp_path, transformers.BertForMaskedLM))
+    error = bad_rows(handler, ["good [MASK]", "good film", "bad " * 40 + "[MASK]"])
+    assert list(error.errors) == [1, 2]
+    assert "there is no mask token in the text" in str(error.errors[1])
+
+
+def test_images_are_decoded_beside_the_data(tmp_path: Path) -> None:
+    from PIL import Image
+
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+        num_labels=3,
+    )
+    torch.manual_seed(3)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    noise = np.random.default_rng(5).integers(0, 255, (3, 9, 12, 3), np.uint8)
+    images = [Image.fromarray(each) for each in noise]
+    files = [io.BytesIO() for _ in images]
+    for at, image in enumerate(images):
+        image.save(files[at], "png")
+        image.save(tmp_path / f"{at}.png")
+    handler = HuggingFacePipelineModelHandler("image-classification", str(tmp_path))
+    model = handler.load_model()
+    expected = model(images)
+    for examples in (
+        images,
+        [file.getvalue() for file in files],
+        [str(tmp_path / f"{at}.png") for at in range(3)],
+    ):
+        assert _rounded(answers(handler, examples, model)) == _rounded(expected)
+    error = bad_rows(handler, [images[0], b"no image", None, 7, "/nowhere.png"])
+    assert {at: type(each) for at, each in error.errors.items()} == {
+        1: ValueError,
+        2: TypeError,
+        3: TypeError,
+        4: FileNotFoundError,
+    }
 
 
 def test_text_generation_does_not_depend_on_the_batch(tmp_path: Path) -> None:
@@ -326,10 +492,12 @@ def test_own_inference_fn(classifier: str) -> None:
         return [(row, pipeline.task, dict(inference_args)) for row in batch]
 
     handler = HuggingFacePipelineModelHandler("text-classification", classifier, inference_fn=inference_fn)
-    assert inferences(handler, ["a", "b"], top_k=1) == [(row, "text-classification", {"top_k": 1}) for row in "ab"]
+    assert answers(handler, ["a", "b"], top_k=1) == [(row, "text-classification", {"top_k": 1}) for row in "ab"]
     short = HuggingFacePipelineModelHandler("text-classification", classifier, inference_fn=lambda *args: [1])
     with pytest.raises(PredictionCountError, match="1 answers for 2 rows"):
-        inferences(short, ["a", "b"])
+        answers(short, ["a", "b"])
+    odd = [{"question": "good film"}, "good film", None]
+    assert [answer[0] for answer in answers(handler, odd)] == odd
 
 
 def test_settings_are_kept(classifier: str) -> None:
@@ -386,6 +554,8 @@ def test_keys_do_not_get_in_the_way_of_lengths(plain: SentenceTransformer, pipel
         ),
         (lambda: HuggingFacePipelineModelHandler("ner", "x", length_buckets=[8]), "task='ner' cannot pad to a length"),
         (lambda: SentenceTransformerModelHandler(""), "model_name is empty"),
+        (lambda: SentenceTransformerModelHandler("x", columns=["a", "b"]), "expected one column, which has the texts"),
+        (lambda: HuggingFacePipelineModelHandler("ner", "x", columns=["a", "b"]), "takes one column of texts"),
         (lambda: SentenceTransformerModelHandler("x", max_seq_length=0), "at least 1 token"),
     ],
 )
@@ -398,7 +568,7 @@ def test_wrong_arguments_are_refused_at_once(make: Any, message: str) -> None:
     "make", [lambda path: HuggingFacePipelineModelHandler("ner", path), SentenceTransformerModelHandler]
 )
 def test_models_that_are_not_there(make: Any, tmp_path: Path) -> None:
-    for method in (lambda handler: handler.load_model(), lambda handler: handler.get_lengths(["a"])):
+    for method in (lambda handler: handler.load_model(), lambda handler: handler.load_prepare()):
         with pytest.raises(InputError, match=r"model folder '/nowhere/model' does not exist"):
             method(make("/nowhere/model"))
         with pytest.raises(InputError, match=r"(?s)'no-such/name' could not be loaded.*check the spelling"):
@@ -422,30 +592,28 @@ def test_max_seq_length_beyond_the_model() -> None:
         SentenceTransformerModelHandler(MINILM, max_seq_length=1000).load_model()
 
 
-def test_rows_that_are_no_text(classifier: str, plain: SentenceTransformer) -> None:
+def test_rows_that_are_no_text(classifier: str) -> None:
     encoder = SentenceTransformerModelHandler(MINILM)
     pipeline = HuggingFacePipelineModelHandler("text-classification", classifier)
-    model = pipeline.load_model()
-    for rows, kind in (["a", 7], "int"), (["a", None], "NoneType"), (["a", b"bytes"], "bytes"), (["a", {"x": 1}], "dict"):
-        for method in (
-            encoder.get_lengths,
-            pipeline.get_lengths,
-            lambda rows: encoder.run_inference(rows, plain),
-            lambda rows: pipeline.run_inference(rows, model),
-        ):
-            with pytest.raises(TypeError, match=f"row 1 of 2 is a {kind}, not text"):
-                method(rows)
+    generation = HuggingFacePipelineModelHandler("text-generation", classifier)
+    rows = ["good", 7, None, b"bytes", {"x": 1}, "film"]
+    for handler in (encoder, pipeline, generation):
+        error = bad_rows(handler, rows)
+        assert {at: type(each) for at, each in error.errors.items()} == dict.fromkeys([1, 2, 3, 4], TypeError)
+        assert "expected text, but the row is a int: 7; name the column that has it with columns=" in str(error.errors[1])
+        assert "the row is null" in str(error.errors[2])
+        assert list(handler.get_lengths([error.values[0], error.values[-1]])) == [3, 3]
 
 
-def test_a_text_that_is_no_unicode_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'half \\ud83d' cannot be tokenised"):
-        SentenceTransformerModelHandler(MINILM).get_lengths(["a", "half \ud83d"])
+def test_a_text_that_is_no_unicode_is_one_bad_row(classifier: str) -> None:
+    for handler in (SentenceTransformerModelHandler(MINILM), HuggingFacePipelineModelHandler("ner", classifier)):
+        error = bad_rows(handler, ["a", "half \ud83d"])
+        assert list(error.errors) == [1]
+        with pytest.raises(ValueError, match=r"'half \\ud83d' cannot be tokenised"):
+            raise error.errors[1]
 
 
 def test_code_that_comes_with_a_model_does_not_run(classifier: str, tmp_path: Path) -> None:
-    import json
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(classifier, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -458,8 +626,11 @@ def test_code_that_comes_with_a_model_does_not_run(classifier: str, tmp_path: Pa
     handler = HuggingFacePipelineModelHandler("text-classification", str(folder))
     with pytest.raises(InputError, match="trust_remote_code"):
         handler.load_model()
+    handler.load_prepare()
     with pytest.raises(InputError, match="could not be loaded"):
-        handler.get_lengths(["a"])
+        HuggingFacePipelineModelHandler(
+            "text-classification", str(folder), load_pipeline_args={"use_fast": True}
+        ).load_prepare()
     assert not (tmp_path / "ran").exists()
 
 
@@ -489,6 +660,42 @@ def test_what_a_whole_table_lacks_is_no_row_s_failure(classifier: str, tmp_path:
         good, _ = rows | ps.RunInference(handler).with_exception_handling()
         with pytest.raises(UsageError, match=r"the rows are dicts with \['body'\], but the model takes texts"):
             good.collect()
+
+
+def test_columns_that_cannot_be_texts(classifier: str) -> None:
+    schema = pa.schema([("id", pa.int64()), ("body", pa.large_string()), ("kind", pa.dictionary(pa.int8(), pa.string()))])
+    make: dict[str, Any] = {
+        "encoder": lambda columns: SentenceTransformerModelHandler(MINILM, columns=columns),
+        "pipeline": lambda columns: HuggingFacePipelineModelHandler("text-classification", classifier, columns=columns),
+    }
+    for made in make.values():
+        made("body").check_columns(schema)
+        made(["kind"]).check_columns(schema)
+        with pytest.raises(UsageError, match=r"the model takes texts; name the column that holds them: columns='body'"):
+            made(None).check_columns(schema)
+        with pytest.raises(UsageError, match=r"columns \['text'\] are not there: the table has \['id', 'body', 'kind'\]"):
+            made("text").check_columns(schema)
+        with pytest.raises(UsageError, match="column 'id' holds int64, but the model takes texts"):
+            made("id").check_columns(schema)
+    make["pipeline"](["body", "kind"]).check_columns(schema)
+    make["pipeline"](None).check_columns(pa.schema([("text", pa.string()), ("text_pair", pa.string())]))
+    images = HuggingFacePipelineModelHandler("image-classification", classifier, columns="picture")
+    images.check_columns(pa.schema([("picture", pa.binary())]))
+    with pytest.raises(UsageError, match="column 'picture' holds double, but the model takes images"):
+        images.check_columns(pa.schema([("picture", pa.float64())]))
+    chats = HuggingFacePipelineModelHandler("text-generation", classifier, columns="prompt")
+    chats.check_columns(pa.schema([("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))]))
+    HuggingFacePipelineModelHandler("text-classification", classifier, inference_fn=len).check_columns(schema)
+
+
+def test_examples_are_the_values_of_the_column(classifier: str) -> None:
+    table = pa.table({"body": ["good", None]})
+    for columns in ("body", ["body"]):
+        assert list(SentenceTransformerModelHandler(MINILM, columns=columns).examples_of(table)) == ["good", None]
+        handler = HuggingFacePipelineModelHandler("ner", classifier, columns=columns)
+        assert list(handler.examples_of(table)) == ["good", None]
+    rows = [{"id": at, "body": text} for at, text in enumerate(REVIEWS)]
+    check_handler(HuggingFacePipelineModelHandler("text-classification", classifier, columns="body"), rows)
 
 
 @pytest.mark.parametrize("handled", [False, True])

@@ -801,7 +801,7 @@ class Returns(Echo):
 )
 def test_any_iterable_of_answers(sessions, function):
     lane = open_session(sessions, Returns(function, max_batch_size=3)).join(Caller())
-    assert ask(lane, [1, 2, 3, 4]) == [2, 4, 6, 8]
+    assert list(ask(lane, [1, 2, 3, 4])) == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize(("function", "count"), [(lambda b: b[1:], 3), (lambda b: [*b, 1], 5), (lambda b: [], 0), (iter, 4)])
@@ -1076,7 +1076,7 @@ def test_tables_of_several_callers_are_joined_to_batches(sessions):
     handler = Columns(max_batch_size=6)
     _, lanes = joined(open_session(sessions, handler), 3)
     got = Threads(*[lambda n=n: ask_and_leave(lanes[n], table_of(10 * n, 10 * n + 4)) for n in range(3)]).all_well()
-    assert [[row["inference"] for row in made] for made in got] == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
+    assert [made.to_pylist() for made in got] == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
     assert [each.num_rows for each in handler.tables] == [6, 6]
 
 
@@ -1092,17 +1092,19 @@ def test_tables_with_other_columns_do_not_share_a_batch(sessions):
     _, lanes = joined(open_session(sessions, handler), len(tables))
     got = Threads(*[lambda n=n: ask_and_leave(lanes[n], tables[n]) for n in range(len(tables))]).all_well()
     for made, table in zip(got, tables, strict=True):
-        assert [list(row) for row in made] == [[*table.column_names, "inference", "model_id"]] * 2
-        assert [row["inference"] for row in made] == [x + 1 for x in table["x"].to_pylist()]
+        assert made.to_pylist() == [x + 1 for x in table["x"].to_pylist()]
     assert Counter(each.num_rows for each in handler.tables) == {2: 3, 4: 1}
 
 
-def test_columns_of_an_earlier_model_are_replaced_in_place(sessions):
+def test_columns_of_an_earlier_model_are_not_replaced(sessions):
     table = pa.table({"inference": ["old"] * 2, "x": [1, 2], "model_id": ["older"] * 2})
-    (got,) = InferenceRun(sessions, Columns()).tables(table)
-    assert got.column_names == ["inference", "x", "model_id"]
-    assert got["inference"].to_pylist() == [2, 3]
-    assert got["model_id"].to_pylist() == ["plus one"] * 2
+    with pytest.raises(UsageError, match=r"step 'step': the rows have a column 'inference' already.*output_column="):
+        InferenceRun(sessions, Columns()).tables(table)
+    (got,) = InferenceRun(sessions, Columns(output_column="next")).tables(table)
+    assert got.column_names == ["inference", "x", "model_id", "next", "next_model_id"]
+    assert got["next"].to_pylist() == [2, 3]
+    assert got["next_model_id"].to_pylist() == ["plus one"] * 2
+    assert got["model_id"].to_pylist() == ["older"] * 2
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def join(blocks: Sequence[Block]) -> Block:
     return pa.concat_tables(blocks, promote_options="default")
 
 
+def pick_rows(block: Block, positions: Sequence[int]) -> Block:
+    """These rows, in this order; if they are all of them, the block itself."""
+    if positions == range(row_count(block)):
+        return block
+    return [block[at] for at in positions] if isinstance(block, list) else block.take(list(positions))
+
+
 def row_at(block: Block, index: int) -> Any:
     """One row."""
     return block[index] if isinstance(block, list) else block.slice(index, 1).to_pylist()[0]

@@ -17,6 +17,7 @@ TIMED_OUT = "timed out"
 CRASHED = "crashed"
 WRONG_COUNT = "wrong count"
 NOT_PICKLABLE = "not picklable"
+PREPARING = "preparing"
 
 MOST_TEXT = 20_000  # characters of a message or a traceback that are kept
 
@@ -28,7 +29,7 @@ class Failure:
     """Why a row failed. It holds text and numbers only, so it survives whatever the error itself would not."""
 
     step: str
-    kind: str  # "raised", "out of memory", "timed out", "crashed", "wrong count" or "not picklable"
+    kind: str  # "raised", "out of memory", "timed out", "crashed", "wrong count", "not picklable" or "preparing"
     error_type: str
     message: str
     traceback: str

@@ -1,42 +1,81 @@
 """A handler for sentence encoders.
 
-texts -> one tokenised batch, padded to its longest text (or to a bucket) -> device -> one PredictionResult per row
+texts -> token ids, beside the data -> one batch, padded to its longest text (or to a bucket) -> device -> one array
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Unpack
-
-import torch
-import transformers
-from transformers.utils import cached_file
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.errors import MissingPackageError, UsageError
+from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
     BatchSettings,
+    HuggingFaceModelHandler,
     InferenceArgs,
-    TextModelHandler,
-    check_place,
     dtype_on,
-    loading,
-    rows_for_texts,
-    tokenizer_from,
+    key_of,
+    tokenizer_of,
 )
-from penstock.handlers.huggingface_tokens import TokenCounter, max_length_of, no_text, padded_length, texts_of
-from penstock.handlers.pytorch_loading import usable_device
-from penstock.handlers.pytorch_running import Move, run_on
-from penstock.rows import PredictionResult
+from penstock.handlers.huggingface_tokens import (
+    TextTokenizer,
+    Whole,
+    collated,
+    example_of,
+    is_tokens,
+    length_of,
+    no_text,
+    prepared,
+    raise_bad_rows,
+)
 
-_TOKENIZING = threading.Lock()  # tokenizers are changed by their calls
-_SIMPLE = {"normalize_embeddings", "prompt", "prompt_name"}  # arguments of encode()
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.handlers.pytorch_running import Move
+
+_ENCODING = threading.Lock()  # encode() changes the model's tokenizer
+_SIMPLE = {"normalize_embeddings", "prompt", "prompt_name", "show_progress_bar"}  # arguments of encode()
+# Arguments of SentenceTransformer() that change neither what a text is tokenised to, by a tokenizer that was given them, nor
+# what comes out.
+_NEUTRAL = {"revision", "token", "cache_folder", "local_files_only", "trust_remote_code"} | {
+    *("prompts", "default_prompt_name", "similarity_fn_name")
+}
+_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
+_SETTINGS_FILES = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
 
 
-class SentenceTransformerModelHandler(TextModelHandler):
+@dataclass(frozen=True)
+class EncoderTool:
+    """How texts are prepared for an encoder, by the files of the model."""
+
+    tokenizer: TextTokenizer | None = None  # None: texts have no tokens, or nobody knows them
+    takes_tokens: bool = False  # whether token ids are all that the model needs
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompts: bool = True  # False: the model must be told which tokens are the prompt
+
+    def prompt(self, options: Mapping[str, Any]) -> str:
+        """What encode(**options) puts before every text."""
+        if options.get("prompt") is not None:
+            return str(options["prompt"])
+        name = options.get("prompt_name")
+        if name is not None and name not in self.prompts:
+            raise UsageError(f"prompt_name={name!r}: the model has the prompts {sorted(self.prompts)}; give one, or prompt=")
+        name = name or self.default_prompt
+        return self.prompts.get(name) or "" if name else ""
+
+
+class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     """Examples are texts; answers are their vectors, as numpy arrays."""
 
     def __init__(
@@ -58,15 +97,116 @@ class SentenceTransformerModelHandler(TextModelHandler):
         device: "CPU" (also when None), "GPU" (the CPU where there is none) or any torch device.
         max_seq_length: texts are cut after so many tokens; None: what the model says.
         inference_args of RunInference are more encode_kwargs.
+        columns: the column of texts, where rows have columns.
         """
         super().__init__(model_name, device, large_model, model_copies, batching)
         if not self._model:
             raise UsageError("model_name is empty; expected a folder or a name in the Hugging Face cache or hub")
         if max_seq_length is not None and max_seq_length < 1:
             raise UsageError(f"max_seq_length={max_seq_length}: expected at least 1 token")
+        if len(self.input_columns() or ()) > 1:
+            raise UsageError(f"columns={list(self.input_columns() or ())}: expected one column, which has the texts")
         self._max_seq_length = max_seq_length
         self._encode_kwargs = {"normalize_embeddings": normalize_embeddings, **(encode_kwargs or {})}
         self._load_args = dict(load_args or {})
+
+    # Beside the data.
+
+    def prepare_key(self) -> str | None:
+        return key_of(self._model, self._max_seq_length, self._load_args)
+
+    def load_prepare(self) -> EncoderTool:
+        """The tokenizer and the prompts, from the small files of the model."""
+        check_place(self._model)
+        with reading(f"the tokenizer of {self._model!r}"):
+            return self._tool(self._files())
+
+    def prepare(self, examples: Sequence[str], tool: EncoderTool, inference_args: InferenceArgs = None) -> list[Any]:
+        options = {**self._encode_kwargs, **(inference_args or {})}
+        prompt = tool.prompt(options)
+        texts, errors = prepared(examples, _text_of)
+        if tool.tokenizer is None:
+            return raise_bad_rows(errors, [Whole(text, 1) for text in texts])
+        rows, more = tool.tokenizer.tokenise([prompt + (text or "") for text in texts])
+        if not (tool.takes_tokens and self._is_simple(options) and (tool.pools_prompts or not prompt)):
+            rows = [Whole(text, length_of(row)) for text, row in zip(texts, rows, strict=True)]
+        return raise_bad_rows({**more, **errors}, rows)
+
+    def changes_rows(self) -> bool:
+        return False
+
+    def _takes(self) -> str:
+        return "texts"
+
+    def _files(self) -> ModelFiles:
+        names = {
+            "revision": "revision",
+            "token": "token",
+            "local_files_only": "local_files_only",
+            "cache_folder": "cache_dir",
+        }
+        hub = {own: self._load_args[name] for name, own in names.items() if name in self._load_args}
+        if folder := os.environ.get("SENTENCE_TRANSFORMERS_HOME"):
+            hub.setdefault("cache_dir", folder)
+        if os.path.isdir(self._model) or "/" in self._model:
+            return ModelFiles(self._model, hub)
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        files = ModelFiles(f"sentence-transformers/{self._model}", hub)  # where names without an owner are looked for
+        with contextlib.suppress(RepositoryNotFoundError):
+            if files.path("config.json") is not None:
+                return files
+        return ModelFiles(self._model, hub)
+
+    def _tool(self, files: ModelFiles) -> EncoderTool:
+        listed = files.json("modules.json")
+        modules = listed or [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+        saved = files.json("config_sentence_transformers.json") or {}
+        prompts = {"query": "", "document": "", **saved.get("prompts", {}), **(self._load_args.get("prompts") or {})}
+        default = self._load_args.get("default_prompt_name") or saved.get("default_prompt_name")
+        first = modules[0]["type"].split(".")
+        if first[-1] != "Transformer":
+            return EncoderTool(prompts=prompts, default_prompt=default)  # static embeddings and bags of words: no padding
+        inner = files.below(modules[0]["path"])
+        settings: dict[str, Any] = next(filter(None, map(inner.json, _SETTINGS_FILES)), {})
+        tokenizer = self._tokenizer(inner, settings)
+        own = [module["type"].startswith("sentence_transformers.") for module in modules]
+        pools = [files.below(module["path"]).json("config.json") or {} for module in modules[1:]]
+        return EncoderTool(
+            tokenizer,
+            takes_tokens=all(own)
+            and self._has_neutral_load_args()
+            and _takes_plain_texts(settings)
+            and (tokenizer.loaded.fast is not None or not settings.get("do_lower_case"))
+            and saved.get("model_type", "SentenceTransformer") == "SentenceTransformer"
+            and (listed is not None or not (inner.json("tokenizer_config.json") or {}).get("chat_template")),
+            prompts=prompts,
+            default_prompt=default,
+            pools_prompts=all(pool.get("include_prompt", True) for pool in pools)
+            and "instructor" not in self._model.lower(),
+        )
+
+    def _tokenizer(self, files: ModelFiles, settings: Mapping[str, Any]) -> TextTokenizer:
+        """The tokenizer of the first module, cut where that cuts."""
+        given = {name: self._load_args[name] for name in ("trust_remote_code",) if name in self._load_args}
+        for options in (settings, self._load_args):
+            given |= (
+                options.get("tokenizer_args") or options.get("tokenizer_kwargs") or options.get("processor_kwargs") or {}
+            )
+        loaded = tokenizer_of(files, given, plainly=not given)
+        limit = self._max_seq_length or given.get("model_max_length") or settings.get("max_seq_length")
+        known = [each for each in (loaded.max_length, loaded.positions) if each is not None and each > 0]
+        return TextTokenizer(loaded, limit or min(known, default=None), bool(settings.get("do_lower_case")))
+
+    def _has_neutral_load_args(self) -> bool:
+        kept = {name for name in self._load_args if name != "model_kwargs" and self._load_args[name] not in (None, False)}
+        return kept <= _NEUTRAL and "attn_implementation" not in (self._load_args.get("model_kwargs") or {})
+
+    def _is_simple(self, options: Mapping[str, Any]) -> bool:
+        """Whether encode() gives one vector of floats for each text, and nothing else was asked of it."""
+        return options.keys() <= _SIMPLE
+
+    # Beside the device.
 
     def load_model(self) -> Any:
         """The SentenceTransformer, on its device."""
@@ -74,6 +214,8 @@ class SentenceTransformerModelHandler(TextModelHandler):
             from sentence_transformers import SentenceTransformer
         except ModuleNotFoundError as exc:
             raise MissingPackageError("sentence-transformers", "huggingface") from exc
+        from penstock.handlers.pytorch_loading import usable_device
+
         check_place(self._model)
         device = usable_device(self._device)
         options = {"device": str(device), "local_files_only": os.path.isdir(self._model), **self._load_args}
@@ -88,108 +230,71 @@ class SentenceTransformerModelHandler(TextModelHandler):
                     f"max_seq_length={self._max_seq_length}, but {self._model!r} takes {positions} tokens at most"
                 )
             model.max_seq_length = self._max_seq_length
+        self._check_tokens(model)
         return model.eval()
 
+    def _check_tokens(self, model: Any) -> None:
+        tool = self.load_prepare()
+        if tool.takes_tokens and tool.tokenizer is not None:
+            tool.tokenizer.check(model.tokenizer, self._model, 'load_args={"processor_kwargs": {"use_fast": True}}')
+
     def prepares_ahead(self) -> bool:
-        return self.new_shapes_cost() and self._is_simple(self._encode_kwargs)
+        return self.new_shapes_cost() and self._has_neutral_load_args() and self._is_simple(self._encode_kwargs)
 
-    def check_columns(self, schema: Any) -> None:
-        raise rows_for_texts(schema.names)
-
-    def run_inference(
-        self, batch: Sequence[str], model: Any, inference_args: InferenceArgs = None
-    ) -> list[PredictionResult]:
-        texts = texts_of(batch, no_text)
+    def run_inference(self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None) -> Any:
         options = {**self._encode_kwargs, **(inference_args or {})}
-        if not self.prepares_ahead():
-            vectors = self._encode(texts, model, options)
-        elif self._is_simple(options) and model.truncate_dim is None:
-            vectors = self._encode_ahead(texts, model, options)
-        else:
-            with _TOKENIZING:
-                vectors = self._encode(texts, model, options)
-        return [PredictionResult(row, _own(vector), self._model) for row, vector in zip(batch, vectors, strict=True)]
+        if is_tokens(batch[0]):
+            return self._run(batch, model, options)
+        with _ENCODING if self.prepares_ahead() else contextlib.nullcontext():
+            return self._encode(batch, model, options)
 
-    def _encode(self, texts: list[Any], model: Any, options: Mapping[str, Any]) -> Any:
-        options = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_numpy": True, **options}
-        if self._length_buckets:
-            prompt = _prompt_of(options, model.prompts, model.default_prompt_name)
-            longest = model.preprocess(texts, prompt=prompt)["input_ids"].shape[1]
-            bucket = padded_length(longest, self._length_buckets, model.max_seq_length)
-            options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": bucket}}, **options}
-        elif padding := self._padding(model.max_seq_length):
-            options = {"processing_kwargs": {"text": padding}, **options}
-        return model.encode(texts, **options)
+    def _run(self, batch: Sequence[Any], model: Any, options: Mapping[str, Any]) -> Any:
+        """What encode() does for texts, for their tokens."""
+        import torch
 
-    def _encode_ahead(self, texts: list[Any], model: Any, options: Mapping[str, Any]) -> Any:
-        """What encode() does for a batch, but that texts are tokenised while the device is at work on another one."""
-        prompt = _prompt_of(options, model.prompts, model.default_prompt_name) or None
-        with _TOKENIZING:
-            features = model.preprocess(
-                texts, prompt=prompt, processing_kwargs={"text": self._padding(model.max_seq_length)}
-            )
+        from penstock.handlers.pytorch_running import run_on
+
+        length = self._padded([length_of(row) for row in batch], model.max_seq_length)
+        features = {name: torch.from_numpy(each) for name, each in collated(batch, model.tokenizer, length).items()}
 
         def run(move: Move) -> Any:
-            moved = {name: move(each) if isinstance(each, torch.Tensor) else each for name, each in features.items()}
-            vectors = model(moved)["sentence_embedding"].float()
+            vectors = model({name: move(each) for name, each in features.items()})["sentence_embedding"].float()
+            vectors = vectors[:, : model.truncate_dim]
             return torch.nn.functional.normalize(vectors, dim=1) if options["normalize_embeddings"] else vectors
 
         return run_on(model.device, run, lambda vectors: vectors.cpu().numpy())
 
-    def _is_simple(self, options: Mapping[str, Any]) -> bool:
-        """Whether encode() gives one vector of floats for each text, and nothing else was asked of it."""
-        return not self._length_buckets and not self._load_args and options.keys() <= _SIMPLE
-
-    def _counter_key(self) -> str:
-        prompts = self._encode_kwargs.get("prompt"), self._encode_kwargs.get("prompt_name")
-        return repr((self._model, self._max_seq_length, prompts, sorted(self._load_args.items(), key=str)))
-
-    def _make_counter(self) -> TokenCounter | None:
-        check_place(self._model)
-        modules = self._read_json("modules.json") or [{"path": "", "type": "Transformer"}]
-        if not modules[0]["type"].endswith("Transformer"):
-            return None  # static embeddings and bags of words have no padding
-        settings = self._read_json(os.path.join(modules[0]["path"], "sentence_bert_config.json")) or {}
-        options = {**self._hub_args(), **self._load_args.get("processor_kwargs", {})}
-        with loading(f"the tokenizer of {self._model!r}"):
-            config = transformers.AutoConfig.from_pretrained(self._model, subfolder=modules[0]["path"], **self._hub_args())
-            tokenizer = tokenizer_from(self._model, subfolder=modules[0]["path"], **options)
-        limit = self._max_seq_length or settings.get("max_seq_length")
-        return TokenCounter(tokenizer, limit or max_length_of(tokenizer, config), self._prompt())
-
-    def _prompt(self) -> str:
-        saved = self._read_json("config_sentence_transformers.json") or {}
-        prompts = {**saved.get("prompts", {}), **self._load_args.get("prompts", {})}
-        default = self._load_args.get("default_prompt_name") or saved.get("default_prompt_name")
-        return _prompt_of(self._encode_kwargs, prompts, default)
-
-    def _read_json(self, name: str) -> Any:
-        """A small file of the model, or None where it has none."""
-        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        with loading(f"{name} of {self._model!r}"):
-            path = cached_file(self._model, name, **quiet, **self._hub_args())
-            if path is None:
-                return None
-            with open(path, encoding="utf-8") as file:
-                return json.load(file)
-
-    def _hub_args(self) -> dict[str, Any]:
-        names = ("revision", "token", "trust_remote_code")
-        return {name: self._load_args[name] for name in names if name in self._load_args}
+    def _encode(self, batch: Sequence[Any], model: Any, options: Mapping[str, Any]) -> Any:
+        texts = [example_of(row) for row in batch]
+        options = {"batch_size": len(texts), "show_progress_bar": False, "convert_to_numpy": True, **options}
+        lengths = [length_of(row) for row in batch]
+        if max(lengths) > 1 and (self._length_buckets or self.new_shapes_cost()):
+            length = self._padded(lengths, model.max_seq_length)
+            options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": length}}, **options}
+        vectors = model.encode(texts, **options)
+        return [_own(vector) for vector in vectors] if isinstance(vectors, list) else vectors
 
 
-def _prompt_of(options: Mapping[str, Any], prompts: Mapping[str, str], default: str | None) -> str:
-    """What encode(**options) puts before every text."""
-    if options.get("prompt") is not None:
-        return str(options["prompt"])
-    name = options.get("prompt_name") or default
-    return (prompts.get(name) or "") if name else ""
+def _text_of(example: Any) -> str:
+    if not isinstance(example, str):
+        raise no_text(example)
+    return example
+
+
+def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
+    """Whether sentence-transformers passes texts to the tokenizer as they are, and nothing else to the model."""
+    used = {name for name, value in settings.items() if value not in (None, False, {}) and not name.startswith("model_")}
+    modalities = settings.get("modality_config") or {"text": {}}
+    task = settings.get("transformer_task", "feature-extraction")
+    return (
+        used - {"config_args", "config_kwargs"} <= _SETTINGS and set(modalities) == {"text"} and task == "feature-extraction"
+    )
 
 
 def _own(vector: Any) -> Any:
     """The vector with memory of its own: a view would be pickled, and kept alive, with its whole batch."""
-    if isinstance(vector, torch.Tensor):
-        return vector.detach().cpu().clone()
     if isinstance(vector, Mapping):
         return {name: _own(part) for name, part in vector.items()}
+    if hasattr(vector, "detach"):
+        return vector.detach().cpu().clone()
     return vector.copy() if hasattr(vector, "copy") else vector

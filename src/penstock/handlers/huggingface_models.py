@@ -1,25 +1,34 @@
-"""What the Hugging Face handlers share: settings, devices, tokens counted before the model sees them, loading."""
+"""What the Hugging Face handlers share: settings, devices, columns, lengths of prepared rows.
+
+Nothing here imports torch or transformers: it runs where rows are prepared.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeAlias, TypedDict
-
-import torch
-import transformers
-from transformers.utils import logging as transformers_logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from penstock.blocks import size_of
-from penstock.errors import InputError, UsageError
-from penstock.handlers.huggingface_tokens import Text, TokenCounter, shared_counter, texts_of
-from penstock.handlers.pytorch_loading import device_name
+from penstock.errors import UsageError
+from penstock.handlers.huggingface_files import ModelFiles, loading
+from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
+from penstock.handlers.huggingface_tokens import length_of
 from penstock.inference.handler import ModelHandler
 from penstock.rows import PredictionResult
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
 InferenceArgs: TypeAlias = Mapping[str, Any] | None
+
+_DEVICES = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|meta)(:\d+)?")  # torch is asked about others
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class BatchSettings(TypedDict, total=False):
@@ -37,9 +46,14 @@ class BatchSettings(TypedDict, total=False):
     batch_size_buckets: Sequence[int]
     length_buckets: Sequence[int]
     env_vars: Mapping[str, str] | None
+    columns: str | Sequence[str] | None
+    output_column: str | None
+    output_prefix: str | None
 
 
-class TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
+class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
+    wraps_answers = True
+
     _load_args: dict[str, Any]
 
     def __init__(
@@ -52,44 +66,56 @@ class TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
     ) -> None:
         super().__init__(**batching, large_model=large_model, model_copies=model_copies)
         self._model = os.fspath(model)
-        self._device = device_name(None if device is None else str(device))
+        self._device = _device_name(None if device is None else str(device))
 
     def accelerator(self) -> str | None:
         return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
 
-    def _make_counter(self) -> TokenCounter | None:
-        """Load the tokenizer; None where all rows cost the same."""
-        raise NotImplementedError
-
-    def _counter_key(self) -> str:
-        raise NotImplementedError
-
-    def _token_lengths(self, batch: Sequence[Any]) -> list[int]:
-        texts = texts_of(batch, self._text_of)
-        counter = shared_counter(self._counter_key(), self._make_counter)
-        return [1] * len(texts) if counter is None else counter.count(texts)
-
-    def _text_of(self, row: Any) -> Text | None:
-        return None
-
     def measures_length(self) -> bool:
         return True
 
-    def new_shapes_cost(self) -> bool:
-        return self._device.startswith("cuda") and torch.cuda.is_available()
-
-    def _padding(self, max_length: int | None) -> dict[str, Any]:
-        """How a tokenizer pads to the longest row: on a GPU, where that is no more than the model takes, rounded up."""
-        multiple = self.padded_length(1)
-        return {"padding": True, "pad_to_multiple_of": multiple} if multiple > 1 and not (max_length or 0) % multiple else {}
-
     def get_lengths(self, batch: Sequence[Any]) -> Sequence[int]:
-        """Tokens by the model's own tokenizer, or what the user's batch_length_fn says."""
-        return super().get_lengths(batch) if self._batch_length_fn is not None else self._token_lengths(batch)
+        """Tokens of prepared rows by the model's own tokenizer, or what the user's batch_length_fn says of examples."""
+        return super().get_lengths(batch) if self._batch_length_fn is not None else [length_of(row) for row in batch]
+
+    def new_shapes_cost(self) -> bool:
+        return self._device.startswith("cuda") and _sees_cuda()
+
+    def _padded(self, lengths: Sequence[int], max_length: int | None) -> int:
+        """What a batch of these lengths is padded to: no more than the model takes."""
+        longest = max(lengths)
+        return max(longest, min(self.padded_length(longest), max_length or sys.maxsize))
 
     def after_out_of_memory(self) -> None:
-        if torch.cuda.is_initialized():
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+    # Columns.
+
+    def examples_of(self, table: pa.Table) -> Sequence[Any]:
+        if table.num_columns == 1:
+            values: list[Any] = table.column(0).to_pylist()
+            return values
+        return super().examples_of(table)
+
+    def _takes(self) -> str | None:
+        """What an example is, in a word, where that is known: "texts" or "images"."""
+        raise NotImplementedError
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        takes, columns = self._takes(), self.input_columns()
+        if columns is not None:
+            _check_columns(schema, columns, takes)
+        elif takes is not None:
+            fitting = [field.name for field in schema if _fits(field.type, takes)]
+            name = fitting[0] if fitting else "image" if takes == "images" else "text"
+            raise UsageError(
+                f"the rows are dicts with {schema.names}, but the model takes {takes}; name the column that holds them: "
+                f"columns={name!r}"
+            )
+
+    # The model.
 
     def model_id(self) -> str:
         return self._model
@@ -107,45 +133,76 @@ class TextModelHandler(ModelHandler[Any, PredictionResult, Any]):
         return "Penstock_HuggingFace"
 
 
-@contextlib.contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Loading without progress bars; errors of either library become InputError."""
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as exc:
-        raise InputError(
-            f"{what} could not be loaded: {type(exc).__name__}: {exc}\n  expected a folder that the process that loads the "
-            "model can read, or a name in the Hugging Face cache or hub; check the spelling, and that it fits its task"
-        ) from exc
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
+def tokenizer_of(files: ModelFiles, options: Mapping[str, Any], plainly: bool) -> LoadedTokenizer:
+    """The tokenizer in these files: by itself where `plainly`, and where that gives what transformers gives."""
+    loaded = load_tokenizer(files) if plainly else None
+    if loaded is not None:
+        return loaded
+    import transformers
+
+    options = {"trust_remote_code": False, **files.hub, **options}
+    folder = {"subfolder": files.subfolder} if files.subfolder else {}
+    with loading(f"the tokenizer of {files.place!r}"):
+        hub = {name: options[name] for name in (*files.hub, "trust_remote_code")}
+        config = transformers.AutoConfig.from_pretrained(files.place, **folder, **hub)
+        return load_by_transformers(transformers.AutoTokenizer.from_pretrained(files.place, **folder, **options), config)
 
 
-def rows_for_texts(columns: Sequence[str]) -> UsageError:
-    """What is wrong with a table for a model of texts: its rows are dicts."""
-    return UsageError(
-        f"the rows are dicts with {list(columns)}, but the model takes texts; take the text out of them with "
-        ".with_preprocess_fn(lambda row: row[...]), or with a ps.Map before the model"
-    )
+def key_of(*settings: Any) -> str | None:
+    """Text that is equal for equal settings; None where that cannot be said."""
+    return repr(settings) if _is_plain(settings) else None
 
 
-def check_place(model: str) -> None:
-    if (os.path.isabs(model) or model.startswith((".", "~"))) and not os.path.isdir(model):
-        raise InputError(
-            f"model folder {model!r} does not exist; expected a folder with a config.json that the process that loads "
-            "the model can read: check the spelling, or give an absolute path"
-        )
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else type(value) in _PLAIN
 
 
 def dtype_on(device: torch.device) -> Any:
     """float32 on a CPU, where half precision is slow or not there; elsewhere what the model was saved in."""
+    import torch
+
     return torch.float32 if device.type == "cpu" else "auto"
 
 
-def tokenizer_from(place: str, **options: Any) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(place, **{"trust_remote_code": False, **options})
+def _device_name(device: str | None) -> str:
+    name = {"CPU": "cpu", "GPU": "cuda"}.get(str(device or "CPU").upper(), str(device))
+    if _DEVICES.fullmatch(name):
+        return name
+    from penstock.handlers.pytorch_loading import device_name
+
+    return device_name(device)
+
+
+def _sees_cuda() -> bool:
+    """Whether there is a CUDA device for the model: by torch where it is loaded, else by what the system shows."""
+    if "torch" in sys.modules:
+        import torch
+
+        return bool(torch.cuda.is_available())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen not in ("", "-1") and any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
+
+
+def _check_columns(schema: pa.Schema, columns: Sequence[str], takes: str | None) -> None:
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        raise UsageError(f"columns {missing} are not there: the table has {schema.names}; check columns=")
+    for name in columns if takes is not None else ():
+        kind = schema.field(schema.names.index(name)).type
+        if not _fits(kind, str(takes)):
+            raise UsageError(f"column {name!r} holds {kind}, but the model takes {takes}; name another one with columns=")
+
+
+def _fits(kind: pa.DataType, takes: str) -> bool:
+    """Whether a column of this type can hold texts, or images as paths or bytes."""
+    import pyarrow as pa
+
+    types = pa.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    texts = (types.is_string, types.is_large_string, types.is_null, getattr(types, "is_string_view", types.is_string))
+    chats = (types.is_list, types.is_large_list)
+    images = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    more = {"texts": (), "texts or chats": chats, "images": images}[takes]
+    return any(test(kind) for test in (*texts, *more))

@@ -1,6 +1,7 @@
 """A handler for transformers pipelines.
 
-rows -> pipeline(rows), padded to the longest text (or to a bucket) -> device -> one PredictionResult per row
+texts -> token ids, beside the data -> one batch, padded to its longest text (or to a bucket) -> the pipeline -> answers
+other rows -> pipeline(rows) -> answers
 """
 
 from __future__ import annotations
@@ -8,43 +9,48 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeAlias, Unpack
-
-import torch
-import transformers
-from transformers.pipelines import check_task
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.errors import PredictionCountError, UsageError
+from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
+from penstock.handlers.huggingface_images import check_pillow, decoded_images
 from penstock.handlers.huggingface_models import (
     BatchSettings,
+    HuggingFaceModelHandler,
     InferenceArgs,
-    TextModelHandler,
-    check_place,
     dtype_on,
-    loading,
-    rows_for_texts,
-    tokenizer_from,
+    key_of,
+    tokenizer_of,
 )
+from penstock.handlers.huggingface_tasks import (
+    ALIASES,
+    IMAGE_TASKS,
+    KNOWN_TASKS,
+    PADDING_TASKS,
+    TEXT_TASKS,
+    TOKEN_TASKS,
+    run_tokens,
+)
+from penstock.handlers.huggingface_tokenizers import NO_MAXIMUM, LoadedTokenizer, load_by_transformers
 from penstock.handlers.huggingface_tokens import (
-    NO_MAXIMUM,
     Text,
-    TokenCounter,
-    max_length_of,
-    padded_length,
-    text_of_row,
-    texts_of,
+    TextTokenizer,
+    Whole,
+    example_of,
+    ids_of,
+    is_tokens,
+    length_of,
+    no_text,
+    prepared,
+    raise_bad_rows,
 )
-from penstock.handlers.pytorch_loading import usable_device
-from penstock.rows import PredictionResult
+from penstock.rows import shorten
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
 
 PipelineInferenceFn: TypeAlias = Callable[[Sequence[Any], Any, Mapping[str, Any]], Iterable[Any]]
-
-TEXT_TASKS = frozenset(
-    {"feature-extraction", "fill-mask", "text-classification", "text-generation", "token-classification"}
-    | {"zero-shot-classification"}
-)
-# Where a pipeline takes its tokenizer's settings: by themselves, or under a name. Other tasks take no padding.
-_TOKENIZER_ARGS = {"text-classification": None, "feature-extraction": "tokenize_kwargs", "fill-mask": "tokenizer_kwargs"}
 
 
 def default_pipeline_inference_fn(batch: Sequence[Any], pipeline: Any, inference_args: Mapping[str, Any]) -> Iterable[Any]:
@@ -55,7 +61,7 @@ def default_pipeline_inference_fn(batch: Sequence[Any], pipeline: Any, inference
     return answers  # type: ignore[no-any-return]
 
 
-class HuggingFacePipelineModelHandler(TextModelHandler):
+class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
     """Examples are what the task's pipeline takes; text tasks take str. Answers are what it gives for one input."""
 
     def __init__(
@@ -80,6 +86,7 @@ class HuggingFacePipelineModelHandler(TextModelHandler):
         inference_fn(batch, pipeline, inference_args): gives one answer per row; it pads and batches by itself.
         length_buckets: texts are padded to the next bucket; for the tasks text-classification, feature-extraction
             and fill-mask.
+        columns: the column of texts or images, where rows have columns; two for pairs of texts (text-classification).
         """
         super().__init__(model, device, large_model, model_copies, batching)
         self._load_args = dict(load_pipeline_args or {})
@@ -91,14 +98,134 @@ class HuggingFacePipelineModelHandler(TextModelHandler):
             raise UsageError("got neither task nor model; expected a task such as 'text-classification', a model, or both")
         if device is not None and not self._load_args.keys().isdisjoint({"device", "device_map"}):
             raise UsageError("load_pipeline_args has a device or a device_map, and device is given too; leave one out")
-        if self._length_buckets and self._task not in _TOKENIZER_ARGS:
+        if self._length_buckets and self._task not in PADDING_TASKS:
             raise UsageError(
                 f"length_buckets: pipelines for task={task!r} cannot pad to a length; leave length_buckets out, or use one "
-                f"of the tasks {', '.join(_TOKENIZER_ARGS)}"
+                f"of the tasks {', '.join(PADDING_TASKS)}"
             )
+        most = 2 if self._task == "text-classification" else 1
+        if self._takes() is not None and len(self.input_columns() or ()) > most:
+            raise UsageError(
+                f"columns={list(self.input_columns() or ())}: task={task!r} takes one column of {self._takes()}"
+                f"{', or two for pairs of texts' if most == 2 else ''}"
+            )
+
+    # Beside the data.
+
+    def prepares(self) -> bool:
+        return self._counts_tokens() or (self._task in IMAGE_TASKS and self._inference_fn is None)
+
+    def measures_length(self) -> bool:
+        return self._batch_length_fn is not None or self._counts_tokens()
+
+    def prepare_key(self) -> str | None:
+        return key_of(self._task, self._model, self._load_args)
+
+    def load_prepare(self) -> TextTokenizer | None:
+        """The tokenizer, for texts."""
+        if not self._counts_tokens():
+            check_pillow()
+            return None
+        check_place(self._model)
+        with reading(f"the tokenizer of model={self._model!r}"):
+            loaded = self._loaded_tokenizer()
+        return TextTokenizer(loaded, loaded.longest())
+
+    def prepare(
+        self, examples: Sequence[Any], tool: TextTokenizer | None, inference_args: InferenceArgs = None
+    ) -> list[Any]:
+        if tool is None:
+            return decoded_images(examples)
+        tokens = self._takes_tokens(tool, inference_args or {})
+        texts, errors = prepared(examples, self._text_of if self._inference_fn is None else _any_text)
+        settings = self._tokenizer_settings(inference_args or {})
+        made = [text if text is not None else "" for text in texts]
+        offsets = tokens and self._task == "token-classification"
+        rows, more = tool.tokenise(made, settings.get("max_length"), offsets)
+        if tokens and self._task == "fill-mask":
+            more |= _without_mask(rows, texts, tool.loaded.mask_id)
+        if not tokens:
+            rows = [Whole(example, length_of(row)) for example, row in zip(examples, rows, strict=True)]
+        return raise_bad_rows({**more, **errors}, rows)
+
+    def changes_rows(self) -> bool:
+        return self._inference_fn is not None or self._task not in TOKEN_TASKS
+
+    def _counts_tokens(self) -> bool:
+        return self._task in TEXT_TASKS and bool(self._tokenizer_place())
+
+    def _takes_tokens(self, tool: TextTokenizer, inference_args: Mapping[str, Any]) -> bool:
+        """Whether rows are tokenised here: else the pipeline does that."""
+        task = TOKEN_TASKS.get(self._task)
+        if task is None or self._inference_fn is not None or not task.knows(self._load_args, inference_args):
+            return False
+        needed = {"token-classification": tool.loaded.fast, "fill-mask": tool.loaded.mask_id}
+        return needed.get(self._task, True) is not None
+
+    def _tokenizer_settings(self, inference_args: Mapping[str, Any]) -> Mapping[str, Any]:
+        task = TOKEN_TASKS.get(self._task)
+        return {**task.settings(self._load_args), **task.settings(inference_args)} if task is not None else {}
+
+    def _tokenizer_place(self) -> Any:
+        return self._load_args.get("tokenizer") or self._model
+
+    def _loaded_tokenizer(self) -> LoadedTokenizer:
+        place = self._tokenizer_place()
+        hub: dict[str, Any] = {name: self._load_args[name] for name in ("revision", "token") if name in self._load_args}
+        trust = {"trust_remote_code": bool(self._load_args.get("trust_remote_code"))}
+        if place == self._model:
+            plainly = not trust["trust_remote_code"] and not self._load_args.get("use_fast")
+            return tokenizer_of(ModelFiles(self._model, hub), trust, plainly)
+        import transformers
+
+        if isinstance(place, (str, PathLike)):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(place), **hub, **trust)
+        else:
+            tokenizer = copy.deepcopy(place)
+        config = transformers.AutoConfig.from_pretrained(self._model, **hub, **trust) if self._model else None
+        return load_by_transformers(tokenizer, config)
+
+    def _text_of(self, example: Any) -> Text:
+        """What the task's pipeline reads of an example."""
+        if isinstance(example, str):
+            return example
+        if self._task == "text-classification":
+            text = _pair_of(example)
+        else:
+            text = _words_of(example) if self._task not in ("feature-extraction", "fill-mask") else None
+        if text is None:
+            raise no_text(example)
+        return text
+
+    # Columns.
+
+    def _takes(self) -> str | None:
+        if self._inference_fn is not None:
+            return None
+        if self._task in IMAGE_TASKS:
+            return "images"
+        if self._task in TEXT_TASKS:
+            return "texts or chats" if self._task == "text-generation" else "texts"
+        return None
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        has_texts = self._columns is None and self._task == "text-classification" and "text" in schema.names
+        if not has_texts:  # else rows are what the pipeline takes: {"text": ..., "text_pair": ...}
+            super().check_columns(schema)
+
+    def examples_of(self, table: pa.Table) -> Sequence[Any]:
+        if self._task == "text-classification" and table.num_columns == 2 and self._inference_fn is None:
+            return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return super().examples_of(table)
+
+    # Beside the device.
 
     def load_model(self) -> Any:
         """The pipeline, on its device; texts longer than the model takes are cut."""
+        import transformers
+
+        from penstock.handlers.pytorch_loading import usable_device
+
         check_place(self._model)
         device = usable_device(self._device)
         options: dict[str, Any] = {"trust_remote_code": False, "dtype": self._dtype or dtype_on(device)}
@@ -108,68 +235,43 @@ class HuggingFacePipelineModelHandler(TextModelHandler):
         with loading(f"a pipeline for task={self._given_task!r} with model={self._model!r}"):
             pipeline = transformers.pipeline(self._given_task or None, model=self._model or None, **options)
         _check_weights(pipeline, self._model)
-        if pipeline.task in TEXT_TASKS and (limit := max_length_of(pipeline.tokenizer, pipeline.model.config)):
-            pipeline.tokenizer.model_max_length = limit
+        if pipeline.task in TEXT_TASKS:
+            _set_maximum(pipeline)
         if getattr(pipeline, "tokenizer", None) is not None and pipeline.tokenizer.pad_token_id is None:
             pipeline.tokenizer.pad_token = pipeline.tokenizer.eos_token  # batches need one; masked, so any token will do
+        tool = self.load_prepare() if self._counts_tokens() and self._task in TOKEN_TASKS else None
+        if tool is not None and self._takes_tokens(tool, {}):
+            tool.check(pipeline.tokenizer, self._model, 'load_pipeline_args={"use_fast": True}')
         return pipeline
 
-    def check_columns(self, schema: Any) -> None:
-        if self._inference_fn is None and self._task in TEXT_TASKS and "text" not in schema.names:
-            raise rows_for_texts(schema.names)
-
-    def run_inference(
-        self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None
-    ) -> list[PredictionResult]:
+    def run_inference(self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None) -> Any:
+        args = inference_args or {}
+        if self._task in TOKEN_TASKS and is_tokens(batch[0]):
+            length = self._padded([length_of(row) for row in batch], model.tokenizer.model_max_length)
+            return run_tokens(model, self._task, batch, length, args)
+        examples = [example_of(row) for row in batch]
         if self._inference_fn is not None:
-            answers = list(self._inference_fn(batch, model, inference_args or {}))
+            answers = list(self._inference_fn(examples, model, args))
         else:
-            answers = self._answers(batch, model, inference_args or {})
+            answers = self._answers(examples, [length_of(row) for row in batch], model, args)
         if len(answers) != len(batch):
             raise PredictionCountError(
                 f"the pipeline gave {len(answers)} answers for {len(batch)} rows, but there must be one per row, in order; "
                 "check that each row is one input of the task"
             )
-        return [PredictionResult(row, answer, self.model_id()) for row, answer in zip(batch, answers, strict=True)]
-
-    def _answers(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any]) -> list[Any]:
-        if self._task in TEXT_TASKS:
-            texts_of(batch, text_of_row)  # the pipeline's own errors do not say which row
-        lengths = self._token_lengths(batch) if self._length_buckets or self._task == "feature-extraction" else []
-        if self._length_buckets:
-            bucket = padded_length(max(lengths), self._length_buckets, model.tokenizer.model_max_length)
-            padding = {"padding": "max_length", "max_length": bucket, "truncation": True}
-            inference_args = _with_tokenizer_args(self._task, inference_args, padding)
-        elif self._task in _TOKENIZER_ARGS and (padding := self._padding(model.tokenizer.model_max_length)):
-            inference_args = _with_tokenizer_args(self._task, inference_args, {**padding, "truncation": True})
-        answers = list(default_pipeline_inference_fn(batch, model, inference_args))
-        if self._task == "feature-extraction":
-            limit = _tokenizer_args(self._task, inference_args).get("max_length") or NO_MAXIMUM
-            left = model.tokenizer.padding_side == "left"
-            return [_unpadded(answer, min(length, limit), left) for answer, length in zip(answers, lengths, strict=True)]
         return answers
 
-    def measures_length(self) -> bool:
-        return self._batch_length_fn is not None or (self._task in TEXT_TASKS and bool(self._tokenizer_place()))
-
-    def _text_of(self, row: Any) -> Text | None:
-        return text_of_row(row)
-
-    def _tokenizer_place(self) -> Any:
-        return self._load_args.get("tokenizer") or self._model
-
-    def _counter_key(self) -> str:
-        return repr((self._tokenizer_place(), self._model, sorted(self._load_args.items(), key=str)))
-
-    def _make_counter(self) -> TokenCounter:
-        place = self._tokenizer_place()
-        hub = {name: self._load_args[name] for name in ("revision", "token", "trust_remote_code") if name in self._load_args}
-        with loading(f"the tokenizer of model={self._model!r}"):
-            check_place(self._model)
-            tokenizer = copy.deepcopy(place) if not isinstance(place, str) else tokenizer_from(place, **hub)
-            config = transformers.AutoConfig.from_pretrained(self._model, **hub) if self._model else None
-        limits = [max_length_of(tokenizer, config), _tokenizer_args(self._task, self._load_args).get("max_length")]
-        return TokenCounter(tokenizer, min((limit for limit in limits if limit), default=None))
+    def _answers(self, examples: list[Any], lengths: list[int], model: Any, args: Mapping[str, Any]) -> list[Any]:
+        """What the pipeline makes of examples by itself."""
+        if self._task == "text-classification":
+            examples = [_as_dict(example) for example in examples]
+        if self._task == "feature-extraction":  # one by one: what it says of padding would be taken for the text's
+            return list(default_pipeline_inference_fn(examples, model, {**args, "batch_size": 1}))
+        if self._task in PADDING_TASKS and max(lengths) > 1 and (self._length_buckets or self.new_shapes_cost()):
+            length = self._padded(lengths, model.tokenizer.model_max_length)
+            padding = {"padding": "max_length", "max_length": length, "truncation": True}
+            args = TOKEN_TASKS[self._task].with_settings(args, padding)
+        return list(default_pipeline_inference_fn(examples, model, args))
 
     def model_id(self) -> str:
         return self._model or self._given_task
@@ -179,41 +281,68 @@ def _known_task(task: str, load_args: Mapping[str, Any]) -> str:
     """The task by its main name: "sentiment-analysis" is "text-classification". A model's own code may bring others."""
     if not task or load_args.get("trust_remote_code") or "pipeline_class" in load_args:
         return task
+    name = ALIASES.get(task, task)
+    if name in KNOWN_TASKS:
+        return name
+    from transformers.pipelines import check_task
+
     try:
         return str(check_task(task)[0])
     except KeyError as exc:
         raise UsageError(f"task={task!r}: {exc.args[0]}") from exc
 
 
+def _pair_of(example: Any) -> Text | None:
+    """A text, or two of them, from {"text": ..., "text_pair": ...} or a tuple of two."""
+    if isinstance(example, Mapping):
+        example = (example.get("text"), example.get("text_pair"))
+        if example[1] is None:
+            example = (example[0], "")
+    if isinstance(example, tuple) and len(example) == 2 and all(isinstance(text, str) for text in example):
+        return (example[0], example[1]) if example[1] else str(example[0])
+    return None
+
+
+def _as_dict(example: Any) -> Any:
+    return {"text": example[0], "text_pair": example[1]} if isinstance(example, tuple) else example
+
+
+def _words_of(example: Any) -> Text | None:
+    """The words of a text, or the messages of a chat."""
+    if isinstance(example, (list, tuple)) and example:
+        parts: list[Any] = [part.get("content") if isinstance(part, Mapping) else part for part in example]
+        if all(isinstance(part, str) for part in parts):
+            return " ".join(parts)
+    return None
+
+
+def _any_text(example: Any) -> Text:
+    """What can be counted of an example for the user's own function; nothing, where that is no text."""
+    return example if isinstance(example, str) else _pair_of(example) or _words_of(example) or ""
+
+
+def _without_mask(rows: Sequence[Any], texts: Sequence[Any], mask: int | None) -> dict[int, Exception]:
+    return {
+        at: ValueError(f"there is no mask token in the text that the model would see: {shorten(texts[at])}")
+        for at, row in enumerate(rows)
+        if row is not None and mask not in ids_of(row)
+    }
+
+
 def _truncation(task: str, load_args: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that cut long texts. Token classification and zero-shot classification do so by themselves."""
     if task == "text-generation" and "truncation" not in load_args:
         return {"truncation": True}
-    if task in _TOKENIZER_ARGS and "truncation" not in load_args:
-        return _with_tokenizer_args(task, load_args, {"truncation": True})
+    if task in PADDING_TASKS and "truncation" not in load_args:
+        return TOKEN_TASKS[task].with_settings(load_args, {"truncation": True})
     return {}
 
 
-def _tokenizer_args(task: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a pipeline passes on to its tokenizer, of the arguments that it was given."""
-    if task not in _TOKENIZER_ARGS:
-        return {}
-    name = _TOKENIZER_ARGS[task]
-    return args if name is None else args.get(name) or {}
-
-
-def _with_tokenizer_args(task: str, args: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with these defaults for the tokenizer."""
-    name = _TOKENIZER_ARGS[task]
-    own = {**defaults, **_tokenizer_args(task, args)}
-    return own if name is None else {**args, name: own}
-
-
-def _unpadded(answer: Any, length: int, left: bool) -> Any:
-    """A text's features without those of the padding, which depends on the other rows of its batch."""
-    if isinstance(answer, torch.Tensor):
-        return (answer[:, -length:] if left else answer[:, :length]).clone()
-    return [row[-length:] if left else row[:length] for row in answer]
+def _set_maximum(pipeline: Any) -> None:
+    """Let the tokenizer cut at what the model takes, where it has no maximum of its own."""
+    maximum = getattr(pipeline.model.config, "max_position_embeddings", None)
+    if pipeline.tokenizer.model_max_length >= NO_MAXIMUM and maximum:
+        pipeline.tokenizer.model_max_length = maximum
 
 
 def _check_weights(pipeline: Any, model_name: str) -> None:

@@ -1,46 +1,155 @@
-"""A model's answers as columns of an Arrow table."""
+"""A model's answers beside the rows they answer: as columns of an Arrow table, or in records."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.blocks import ANSWERS, Block
+from penstock.answers import as_rows, bare, is_arrow
+from penstock.blocks import ANSWERS
+from penstock.errors import UsageError
+from penstock.rows import PredictionResult
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the columns of a model's answers are called."""
+
+    column: str | None = None
+    prefix: str | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user named them; otherwise rows are PredictionResults."""
+        return self.column is not None or self.prefix is not None
+
+    @property
+    def model_id(self) -> str:
+        if self.column is not None:
+            return f"{self.column}_model_id"
+        return f"{self.prefix or ''}model_id"
+
+    def add_to_table(self, table: Any, answers: Any, model_ids: Any) -> Any:
+        """The table with the answers and the ids of their models."""
+        columns = {**self._columns_of(answers), self.model_id: model_ids}
+        self._check_new(columns, table.column_names)
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        return table if self.is_named else table.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
+
+    def check_schema(self, names: Sequence[str]) -> None:
+        """UsageError if a table has a column of such a name already."""
+        self._check_new([self.column or "inference", self.model_id] if self.prefix is None else [self.model_id], names)
+
+    def add_to_rows(self, rows: Sequence[Any], answers: list[Any], model_ids: Sequence[str | None]) -> list[Any]:
+        """Records with the answers; PredictionResults where the user named no column."""
+        if not self.is_named:
+            return list(map(PredictionResult, rows, answers, model_ids))
+        made = []
+        for row, answer, model_id in zip(rows, answers, model_ids, strict=True):
+            new = {**self._fields_of(answer), self.model_id: model_id}
+            self._check_new(new, list(row))
+            made.append({**row, **new})
+        return made
+
+    def _columns_of(self, answers: Any) -> dict[str, Any]:
+        if self.prefix is None:
+            return {self.column or "inference": as_column(answers)}
+        column = as_column(answers)
+        import pyarrow as pa
+
+        if not pa.types.is_struct(column.type):
+            raise UsageError(
+                f"output_prefix={self.prefix!r} is for models with several outputs, {_SEVERAL} not {column.type}"
+            )
+        parts = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return {f"{self.prefix}{field.name}": parts.field(at) for at, field in enumerate(column.type)}
+
+    def _fields_of(self, answer: Any) -> dict[str, Any]:
+        if self.prefix is None:
+            return {self.column or "inference": answer}
+        if not isinstance(answer, Mapping):
+            kind = type(answer).__name__
+            raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {kind}")
+        return {f"{self.prefix}{name}": part for name, part in answer.items()}
+
+    def _check_new(self, new: Mapping[str, Any] | Sequence[str], names: Sequence[str]) -> None:
+        if twice := [name for name in new if name in names]:
+            raise UsageError(
+                f"the rows have a column {twice[0]!r} already, and the model's answers would take its place; name another "
+                'with output_column="..." (or output_prefix) on the handler'
+            )
+
+
+_SEVERAL = "answers that are dicts; use output_column= for answers that are"
 
 
 def as_column(answers: Any) -> Any:
-    """Answers (Arrow, NumPy of one or two dimensions, any sequence) as an Arrow array of one value per row."""
+    """Answers of any kind as an Arrow array of one value per row: arrays with more axes as lists of fixed size, dicts of
+    arrays as structs."""
     import pyarrow as pa
 
-    if isinstance(answers, (pa.Array, pa.ChunkedArray)):
+    if is_arrow(answers):
         return answers
-    if getattr(answers, "ndim", 1) == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1)), answers.shape[1])
-    return pa.array(answers)
+    if isinstance(answers, dict):
+        return pa.StructArray.from_arrays([as_column(part) for part in answers.values()], names=[str(n) for n in answers])
+    if isinstance(answers, list):
+        return pa.array([_plain(answer) for answer in bare(answers)])
+    array = _numpy(answers)
+    if array.ndim == 1:
+        return pa.array(array)
+    column = pa.array(array.reshape(-1))
+    for size in reversed(array.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
-def concat_columns(columns: list[Any]) -> Any:
-    """Columns one after the other; one may be all null, or all whole numbers, where another is not."""
+def _numpy(array: Any) -> Any:
+    """An array, or a tensor, as NumPy's."""
+    if type(array).__module__ == "numpy":
+        return array
+    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+
+
+def _plain(answer: Any) -> Any:
+    """One answer as Arrow takes it."""
+    if isinstance(answer, dict):
+        return {name: _plain(part) for name, part in answer.items()}
+    if not hasattr(answer, "shape") or type(answer).__module__ == "numpy":
+        return answer.tolist() if getattr(answer, "ndim", 0) > 1 else answer
+    array = _numpy(answer)
+    return array.tolist() if array.ndim != 1 else array
+
+
+def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str | None]) -> Any:
+    """Which model answered each row."""
     import pyarrow as pa
 
-    tables = [pa.table({"inference": column}) for column in columns]
-    return pa.concat_tables(tables, promote_options="permissive").column(0)
+    ids = list(dict.fromkeys([model_id, *others.values()]))
+    if len(ids) == 1:
+        numbers = pa.repeat(pa.scalar(0, pa.int32()), rows)
+    else:
+        numbers = pa.array([ids.index(others.get(at, model_id)) for at in range(rows)], pa.int32())
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(ids, pa.string()))
 
 
-def with_answers(table: Any, pieces: list[tuple[int, Any, str | None]]) -> Block:
-    """The table with the columns `inference` and `model_id`; pieces are answers with the row where each starts, and the id
-    of the model that gave them."""
+def numpy_columns(table: Any) -> dict[str, Any]:
+    """The columns of a table as NumPy arrays: lists of one size as matrices; nulls of numbers as NaN."""
+    return {name: _numpy_column(table.column(name)) for name in table.column_names}
+
+
+def _numpy_column(column: Any) -> Any:
     import pyarrow as pa
 
-    pieces = sorted(pieces, key=lambda piece: piece[0])
-    answers = concat_columns([piece for _, piece, _ in pieces])
-    models = list(dict.fromkeys(model_id for _, _, model_id in pieces))
-    numbers = [pa.repeat(pa.scalar(models.index(model_id), pa.int32()), len(piece)) for _, piece, model_id in pieces]
-    ids = pa.DictionaryArray.from_arrays(pa.concat_arrays(numbers), pa.array(models, pa.string()))
-    answered = _replace(_replace(table, "inference", answers), "model_id", ids)
-    return answered.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
+    if pa.types.is_fixed_size_list(column.type):
+        values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if not values.null_count:
+            items = _numpy_column(values.flatten())
+            return items.reshape(len(values), column.type.list_size, *items.shape[1:])
+    return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
 
 
-def _replace(table: Any, name: str, column: Any) -> Any:
-    """The table with this column, in the place of an older one of the same name."""
-    at = table.schema.get_field_index(name)
-    return table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
+def rows_of_answers(answers: Any) -> list[Any]:
+    """One bare answer for each row."""
+    return bare(as_rows(answers))

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from penstock.batching.entry import Entry
 from penstock.batching.fixed import FixedBatches, Pieces
-from penstock.blocks import Block, gather, rows_of, size_of
+from penstock.blocks import Block, gather, rows_of
 from penstock.errors import NotShippableError, PenstockError
 from penstock.inference.lane import Lane
 from penstock.inference.spec import InferenceSpec
-from penstock.inference.ticket import Ticket, answers_of, hand_out, not_packed
+from penstock.inference.ticket import Ticket, hand_out, not_packed
 from penstock.models.outcome import Outcome
 from penstock.rows import without
 
@@ -70,19 +70,18 @@ class FormingLane:
             return
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
         entry = Entry(rows, ticket.missing, weights=weights, lengths=lengths, group=columns)
-        sizes = () if lengths is None else list(map(size_of, rows_of(ticket.block)))
-        for pieces in self._batches.add(entry, sizes):
+        for pieces in self._batches.add(entry, ticket.sizes or ()):
             self._send(pieces)
 
-    def wait(self, ticket: Ticket) -> Block:
-        """The answers, as a lane's wait() gives them."""
+    def wait(self, ticket: Ticket) -> Any:
+        """Like a lane's."""
         if ticket.gathering:
             for pieces in self._batches.flush():
                 self._send(pieces)
         self._check()
         while not ticket.settled:
             self._hand_out()
-        return answers_of(ticket)
+        return ticket.answers()
 
     def pause(self) -> None:
         self._lane.pause()
@@ -130,11 +129,7 @@ class FormingLane:
     def _hand_out(self) -> None:
         """Give the rows of the oldest batch on its way their answers, and their failures."""
         batch, pieces = self._sent.popleft()
-        block = self._lane.wait(batch)
-        if isinstance(block, list):
-            outcome = Outcome(block, batch.failures)
-        else:
-            outcome = Outcome(block.column("inference"), model_id=batch.pieces[0][2])
+        outcome = Outcome(self._lane.wait(batch), batch.failures, model_id=batch.model_id)
         hand_out(outcome, [(rows.ticket, start, stop) for rows, start, stop in pieces])
 
 

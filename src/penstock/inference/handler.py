@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import byte_size
 from penstock.errors import UsageError
+from penstock.inference.columns import Output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -353,6 +354,16 @@ def _check_function(method: str, fn: object) -> None:
 def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:
     """What the model wants in the environment of its process (env_vars=)."""
     return handler._env_vars
+
+
+def output_of(handler: ModelHandler[Any, Any, Any]) -> Output:
+    """What the columns of its answers are called (output_column=, output_prefix=)."""
+    return Output(handler._output_column, handler._output_prefix)
+
+
+def measures_examples(handler: ModelHandler[Any, Any, Any]) -> bool:
+    """Whether lengths are those of examples, by the user's own function, and not of what they are prepared to."""
+    return handler._batch_length_fn is not None
 
 
 def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:

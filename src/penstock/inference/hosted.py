@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from penstock.blocks import Block, byte_size, is_table, row_at
+from penstock.answers import Together
+from penstock.blocks import byte_size, row_at
 from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
 from penstock.failures import OUT_OF_MEMORY, TIMED_OUT, Failure, Handling
-from penstock.inference.columns import concat_columns
 from penstock.inference.lane import Caller
 from penstock.inference.served import host_spec
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
-from penstock.inference.ticket import Ticket, answers_of, hand_out
+from penstock.inference.ticket import Ticket, hand_out
 from penstock.models.client import HostClient
 from penstock.models.measures import hand_in
 from penstock.models.messages import Answers, Broken, Report, Submit
@@ -131,7 +131,7 @@ class HostedSession:
     def answered(self, message: Answers, answers: list[Any]) -> None:
         with self._changed:
             pieces = [(self._ticket(number), start, stop) for number, start, stop in message.pieces]
-            together = concat_columns(answers) if _are_columns(pieces) else answers  # of columns, one came for each piece
+            together = answers[0].answers if len(answers) == 1 and type(answers[0]) is Together else answers
             hand_out(Outcome(together, message.failures, model_id=message.model_id, wrapped=message.wrapped), pieces)
             self._settle({number for number, _, _ in message.pieces})
 
@@ -239,12 +239,12 @@ class HostedLane:
         submitted = _Open(ticket, self.handling)
         self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
 
-    def wait(self, ticket: Ticket) -> Block:
+    def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
             with self.caller.paused(self):
                 self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
         self._open.pop(id(ticket), None)
-        return answers_of(ticket)
+        return ticket.answers()
 
     def pause(self) -> None:
         """The bundle waits at another model."""
@@ -264,7 +264,3 @@ class HostedLane:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc
         return data
-
-
-def _are_columns(pieces: Iterable[tuple[Ticket | None, int, int]]) -> bool:
-    return any(ticket is not None and is_table(ticket.block) for ticket, _, _ in pieces)

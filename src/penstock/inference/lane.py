@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import cloudpickle
 
 from penstock.batching.entry import Entry, Span
-from penstock.blocks import Block, byte_size
+from penstock.blocks import byte_size
 from penstock.errors import PenstockError
 from penstock.failures import Handling
-from penstock.inference.ticket import Ticket, answers_of, hand_out
+from penstock.inference.ticket import Ticket, hand_out
 from penstock.models.front import Front
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry
@@ -40,9 +40,9 @@ class Lane(Protocol):
     ) -> None:
         """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
 
-    def wait(self, ticket: Ticket) -> Block:
-        """The answers, in the order of the rows; a table comes back with the columns `inference` and `model_id`. Rows that
-        failed, where that is handled, are in ticket.failures."""
+    def wait(self, ticket: Ticket) -> Any:
+        """The answers, when they are there (Ticket.answers()). Rows that failed, where that is handled, are in
+        ticket.failures."""
 
     def pause(self) -> None:
         """No rows come until resume(): the bundle waits at another model."""
@@ -148,13 +148,13 @@ class LocalLane:
         )
         self._session.submit(entry)
 
-    def wait(self, ticket: Ticket) -> Block:
+    def wait(self, ticket: Ticket) -> Any:
         if self._moved is not None:
             return self._moved.wait(ticket)
         if not ticket.settled:
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
                 self._session.wait(ticket, self.caller)
-        return answers_of(ticket)
+        return ticket.answers()
 
     def pause(self) -> None:
         """The session sees that its caller waits."""

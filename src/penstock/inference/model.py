@@ -5,23 +5,31 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from penstock.answers import cut, put_together
 from penstock.batching.isolation import Blame, blamed, isolate
-from penstock.batching.limits import up_to_bucket
-from penstock.blocks import Block, join, row_at, row_count, slice_rows
-from penstock.errors import EngineError, ModelLoadError, PenstockError, PredictionCountError, StepError, UsageError
+from penstock.blocks import Block, pick_rows, row_at, row_count, slice_rows
+from penstock.errors import (
+    BadRowsError,
+    EngineError,
+    ModelLoadError,
+    PenstockError,
+    PredictionCountError,
+    StepError,
+    UsageError,
+)
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.columns import as_column, concat_columns
+from penstock.inference.calls import call_model, checked_answers, filled
 from penstock.inference.handler import AnnouncingHandler, ModelHandler, variables_of
 from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel, load
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
 from penstock.row_copies import own_rows
-from penstock.rows import PredictionResult, after, let_through, many, row_error, safe_str, shorten
+from penstock.rows import PredictionResult, after, let_through, row_error, safe_str, shorten
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -119,7 +127,7 @@ class ModelCopy:
     ) -> Outcome:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
-        several may share this model. A table is for steps that handle none.
+        several may share this model.
 
         What `retry` names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
         outlasted them is not waited for once more in every part.
@@ -133,6 +141,12 @@ class ModelCopy:
         try:
             answers = rows.call(0, rows.count, self._call, args)
         except BaseException as exc:
+            if isinstance(exc, BadRowsError) and (bad := _bad_rows(exc, rows.count)):
+                known = self._known_bad(bad, exc.values, rows, step, handling)
+                if known is not None:
+                    return known
+                if self.handler.retry_safe:
+                    return self._without(bad, rows, args, step, handling, retry, holds_back)
             care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
             made = self._after(exc, rows, args, step, care)
             return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
@@ -196,6 +210,8 @@ class ModelCopy:
 
     def _of_rows(self, exc: BaseException, rows: int, handling: Handling | None) -> BaseException:
         """The error, if rows can be to blame for it; any other is raised."""
+        if rows == 1 and isinstance(exc, BadRowsError) and (bad := _bad_rows(exc, 1)):
+            exc = bad[0]
         handled = handling is not None and handling.handles(exc)
         if isinstance(exc, (UsageError, EngineError)) or (isinstance(exc, PredictionCountError) and not handled):
             raise exc
@@ -207,7 +223,7 @@ class ModelCopy:
 
     def _isolated(self, rows: _Rows, args: Any, step: str, care: _Care, raised: BaseException) -> Outcome:
         """Find the rows that are to blame; the calls for that answer the others."""
-        pieces: list[tuple[int, Any]] = []  # where a piece starts, and its answers
+        pieces: list[tuple[Sequence[int], Any]] = []  # the places of some rows, and their answers
         handling = care.handling
         calls = 1
 
@@ -216,7 +232,7 @@ class ModelCopy:
             calls += 1
             answers, raised = self._tried(rows, start, stop, args, care)
             if raised is None:
-                pieces.append((start, answers))
+                pieces.append((range(start, stop), answers))
             return raised
 
         failures: dict[int, Failure] = {}
@@ -238,14 +254,47 @@ class ModelCopy:
             failure = self._failure(error, step, stop - start, care.tries.made)
             failures |= dict.fromkeys(range(start, stop), failure)
         calls += care.tries.made - 1
-        batch = rows.part(0, rows.count)
+        answers = put_together(rows.count, pieces)
+        for at in failures if isinstance(answers, list) else ():  # rows that fail together were answered in halves
+            answers[at] = None
         if not too_large:
-            return Outcome(_put_together(batch, pieces, failures), failures, calls)
-        if not isinstance(batch, list):  # a part of a column is none
-            return Outcome(None, {}, calls, range(row_count(batch)))
-        known = {at for start, answers in pieces for at in range(start, start + len(answers))} | failures.keys()
-        left = [at for at in range(len(batch)) if at not in known]
-        return Outcome(_put_together(batch, pieces, failures), failures, calls, left)
+            return Outcome(answers, failures, calls)
+        known = {at for places, _ in pieces for at in places} | failures.keys()
+        return Outcome(answers, failures, calls, [at for at in range(rows.count) if at not in known])
+
+    def _known_bad(
+        self, bad: dict[int, Exception], values: Any, rows: _Rows, step: str, handling: Handling | None
+    ) -> Outcome | None:
+        """What a batch comes to of which the handler says which rows are bad, if it has the answers of the others."""
+        for at, error in bad.items():
+            if handling is None or not handling.handles(error):
+                raise self._error(rows.part(at, at + 1), error, step, 1) from error
+        if values is None and len(bad) < rows.count:
+            return None
+        answers = [None] * rows.count if values is None else checked_answers(values, rows.count, self.step)
+        failures = {at: self._failure(error, step, 1, 1) for at, error in bad.items()}
+        return Outcome(answers, failures, model_id=self._model_id())
+
+    def _without(
+        self,
+        bad: dict[int, Exception],
+        rows: _Rows,
+        args: Any,
+        step: str,
+        handling: Handling | None,
+        retry: Retry | None,
+        holds_back: bool,
+    ) -> Outcome:
+        """The batch once more, without the rows that are known to be bad."""
+        rest = [at for at in range(rows.count) if at not in bad]
+        made = self.outcomes(pick_rows(rows.part(0, rows.count), rest), args, step, handling, retry, holds_back=holds_back)
+        failures = {at: self._failure(error, step, 1, 1) for at, error in bad.items()}
+        return made._replace(
+            answers=put_together(rows.count, [(rest, made.answers)]),
+            failures={**failures, **{rest[at]: failure for at, failure in made.failures.items()}},
+            again=[rest[at] for at in made.again],
+            calls=made.calls + 1,
+        )
 
     def _blamed(
         self, rows: int, raised: BaseException, call: Callable[[int, int], BaseException | None]
@@ -291,62 +340,24 @@ class ModelCopy:
         assert self._loaded is not None
         if (calling := getattr(self._own, "calling", None)) is not None:
             calling()
-        expected = given = row_count(batch)
+        rows = row_count(batch)
         if self._size_buckets:
-            batch = self._filled(batch)
-            given = row_count(batch)
+            batch = filled(batch, self._size_buckets)
         if self._slow is not None:
             self._slow.begin()
         began = this_process()
         try:
-            answers = self._answers(batch, args)
+            answers = call_model(self.handler, self._loaded.model, batch, args, self.step)
         finally:
             end_if_forked(began, self.step)
             if self._slow is not None:
                 self._slow.end()
-        if len(answers) != given:
-            raise PredictionCountError(
-                f"step {self.step!r}: run_inference() returned {len(answers)} predictions for {given} examples; "
-                "it must return one per example, in the same order"
-            )
-        return answers if given == expected else answers[:expected]
-
-    def _answers(self, batch: Block, args: Any) -> Any:
-        assert self._loaded is not None
-        if not isinstance(batch, list):
-            made = self.handler.run_inference_columns(batch, self._loaded.model, args)
-            return as_column(self._in_order(made, "run_inference_columns()"))
-        answers: object = self.handler.run_inference(list(batch), self._loaded.model, args)  # its own: it may use it up
-        if answers is None:
-            raise PredictionCountError(
-                f"step {self.step!r}: run_inference() returned None; it must return one prediction per row, in the same "
-                "order: is there a return at its end?"
-            )
-        return answers if type(answers) is list else list(self._in_order(answers, "run_inference()"))
-
-    def _in_order(self, answers: Any, giver: str) -> Any:
-        """What a handler returned, unless its items are no answers: letters, keys, columns, or in any order."""
-        what = f"step {self.step!r}: {giver} returned a {type(answers).__name__}; it must return one prediction per row"
-        if isinstance(answers, (set, frozenset)):
-            raise PredictionCountError(f"{what}, in the same order: a list, or an array whose first axis is the rows")
-        try:
-            return many(answers, giver)
-        except TypeError as exc:
-            advice = "a list, or an array whose first axis is the rows; of several outputs, a dict or tuple for each row"
-            raise PredictionCountError(f"{what}: {advice}") from exc
-
-    def _filled(self, batch: Block) -> Block:
-        """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""
-        missing = up_to_bucket(self._size_buckets, row_count(batch)) - row_count(batch)
-        if not missing:
-            return batch
-        last = slice_rows(batch, row_count(batch) - 1, row_count(batch))
-        return join([batch, *(own_rows(last) for _ in range(missing))])
+        return answers if row_count(batch) == rows else cut(answers, 0, rows)
 
 
 def _with_examples(answers: Any, given: list[Any], rows: list[Any]) -> Any:
     """Answers with the rows as they were submitted for examples, where those are what the handler was given of them."""
-    if PredictionResult not in map(type, answers):
+    if not isinstance(answers, list) or PredictionResult not in map(type, answers):
         return answers
     return [
         PredictionResult(row, *answer[1:]) if type(answer) is PredictionResult and answer.example is own else answer
@@ -354,13 +365,6 @@ def _with_examples(answers: Any, given: list[Any], rows: list[Any]) -> Any:
     ]
 
 
-def _put_together(batch: Block, pieces: list[tuple[int, Any]], failures: Mapping[int, Failure]) -> Any:
-    """The answers of all pieces in the order of the rows, with None for a row that failed."""
-    if not isinstance(batch, list):
-        return concat_columns([answers for _, answers in sorted(pieces, key=lambda piece: piece[0])])
-    answers: list[Any] = [None] * len(batch)
-    for start, piece in pieces:
-        answers[start : start + len(piece)] = piece
-    for at in failures:
-        answers[at] = None
-    return answers
+def _bad_rows(exc: BadRowsError, rows: int) -> dict[int, Exception]:
+    """The errors of rows that are in the batch; copies that fill it up are not."""
+    return {at: error for at, error in sorted(exc.errors.items()) if 0 <= at < rows}

@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.blocks import Block, rows_of
+from penstock.blocks import Block
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.spec import InferenceSpec
@@ -47,16 +47,7 @@ class ServedModel:
         args, step, handling, retry = how
         assert self._copy is not None
         self._copy.announce(calling)
-        as_given = rows_of if handling is not None else lambda block: block
-        outcome = self._copy.outcomes(
-            as_given(batch),
-            args,
-            step,
-            handling,
-            retry,
-            holds_back=not final,
-            read_again=lambda: as_given(read_again()),
-        )
+        outcome = self._copy.outcomes(batch, args, step, handling, retry, holds_back=not final, read_again=read_again)
         size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
         self._batches += 1
         return outcome._replace(size=size)

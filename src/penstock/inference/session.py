@@ -19,13 +19,14 @@ import time
 from dataclasses import replace
 
 from penstock.batching.entry import Aim, Entry, Span
-from penstock.blocks import Block, gather, rows_of
+from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.hosted import HostedSession
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
+from penstock.inference.preparing import Tools
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
@@ -49,6 +50,7 @@ class Sessions(Shared):
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         super().__init__(metrics, around)
+        self.tools = Tools()
         self._open: dict[str, InferenceSession | HostedSession] = {}
         self._closed = False
 
@@ -254,8 +256,7 @@ class InferenceSession:
             started = time.perf_counter()
             request = spans[0].entry.item
             lane = request.lane
-            given = batch if lane.handling is None else rows_of(batch)
-            outcome = self._model.outcomes(given, request.args, lane.step, lane.handling, lane.retry)
+            outcome = self._model.outcomes(batch, request.args, lane.step, lane.handling, lane.retry)
             ended = time.perf_counter()
             size = self._sampled_size(batch)
         except PenstockError as exc:

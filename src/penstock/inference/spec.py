@@ -8,9 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.batching.limits import BatchLimits
+from penstock.blocks import holds_answers
 from penstock.errors import UsageError
 from penstock.failures import Handling
-from penstock.inference.handler import ModelHandler, check_copies, check_run_inference, describes_same_model, variables_of
+from penstock.inference.columns import Output
+from penstock.inference.handler import (
+    ModelHandler,
+    check_copies,
+    check_run_inference,
+    describes_same_model,
+    output_of,
+    variables_of,
+)
 from penstock.inference.path import RowPath
 from penstock.models.place import Wishes
 from penstock.retry import Retry
@@ -21,6 +30,7 @@ class InferenceSpec:
     """Which model, how rows reach it and in which batches, and what becomes of errors. It can be pickled."""
 
     path: RowPath  # the handler, and what happens to a row around it
+    output: Output  # what the columns of answers are called
     limits: BatchLimits
     inference_args: Mapping[str, Any] | None = None
     metrics_namespace: str
@@ -52,6 +62,7 @@ class InferenceSpec:
             raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
         return cls(
             path=path,
+            output=output_of(inner),
             limits=limits,
             inference_args=inference_args,
             metrics_namespace=metrics_namespace or inner.get_metrics_namespace(),
@@ -69,9 +80,19 @@ class InferenceSpec:
         return replace(self, fixed_batches=True, limits=self.limits.fixed(self.handler.measures_length()))
 
     def takes_columns(self) -> bool:
-        """Whether tables reach the model as they are."""
-        needs_rows = self.handling is not None or self.limits.max_weight is not None or self.handler.measures_length()
-        return self.path.plain and not needs_rows and bool(self.handler.takes_columns())
+        """Whether a table that comes in comes out as one, with the answers for columns."""
+        handler = self.handler
+        by_itself = handler.takes_columns() and not handler.prepares()
+        return self.path.plain and (handler.input_columns() is not None or bool(by_itself))
+
+    def sees_columns(self, table: Any) -> bool:
+        """Whether the handler can say what a table lacks; rows that are a model's answers are no records to it."""
+        return self.takes_columns() or not holds_answers(table)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether rows that come out hold the rows that came in beside the answers."""
+        return self.handler.wraps_answers or self.handler.input_columns() is not None
 
     def wishes(self) -> Wishes:
         """What the user's configuration says about where the model lives."""

@@ -13,10 +13,11 @@ What is made (Made) are answers or failures, with the positions of their rows.
 
 from __future__ import annotations
 
+from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.forming import FormingLane
-from penstock.inference.handling import HandlingStream
+from penstock.inference.guard import Guard
 from penstock.inference.lane import Caller, Lane
-from penstock.inference.plain_stream import InferenceStream
+from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
 
@@ -25,8 +26,19 @@ def open_stream(spec: InferenceSpec, step: str, sessions: Sessions, caller: Call
     """A stream of one bundle's rows, in order, to the model of `spec`, where that lives. `step` is its name in errors and
     metrics. `caller`: the bundle, if its rows pass several models, so that no model waits for rows that another holds."""
     spec = spec.fixed() if sessions.around.deterministic else spec
-    session = sessions.open(step, spec)
-    lane: Lane = session.join(caller or Caller(), step, spec.handling, spec.retry)
+    caller = caller or Caller()
+    lane: Lane = sessions.open(step, spec).join(caller, step, spec.handling, spec.retry)
     if spec.fixed_batches:
         lane = FormingLane(lane, spec)
-    return InferenceStream(spec, lane) if spec.handling is None else HandlingStream(spec, lane)
+    guard = Guard(step, spec.handling, spec.handler.model_id())
+    return InferenceStream(spec, lane, guard, _preparer(spec, guard, sessions, caller))
+
+
+def _preparer(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparer | None:
+    if not spec.handler.prepares():
+        return None
+    if spec.handling is None or not spec.handling.isolated:
+        return ThreadPreparer(spec.handler, sessions.tools, guard)
+    alone = InferenceSpec.of(PrepareHandler(spec.handler), spec.inference_args, handling=spec.handling)
+    session = sessions.open(f"{guard.step} (preparing)", alone)
+    return IsolatedPreparer(session.join(caller, guard.step, spec.handling), guard)

@@ -4,44 +4,65 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.blocks import Block, is_table, row_count
+from penstock.answers import as_rows, pick, put_together
+from penstock.blocks import Block, row_count
 from penstock.errors import PenstockError, StepError
 from penstock.failures import NOT_PICKLABLE, Failure, Handling
-from penstock.inference.columns import with_answers
-from penstock.models.outcome import Outcome, dealt
+from penstock.models.outcome import Outcome
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
 
 
 class Ticket:
     """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
-    A row that failed has None for an answer, and its failure."""
+    A row that failed has a failure in the place of an answer."""
 
-    __slots__ = ("answers", "block", "error", "failures", "gathering", "missing", "pieces", "step")
+    __slots__ = (
+        *("block", "error", "failures", "gathering", "missing", "model_id", "other_ids", "sizes", "step"),
+        *("_listed", "_pieces", "_rows"),
+    )
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
+    def __init__(self, block: Block, sizes: Sequence[int] | None = None) -> None:
+        self.block = block  # what the model is given
+        self.sizes = sizes  # bytes of each row as it came, where batches are formed by them
         self.step = ""  # whose rows they are: its lane says so when it takes them
-        self.missing = row_count(block)
+        self.missing = self._rows = row_count(block)
         self.gathering = 0  # rows that are in no batch before other rows are submitted, where the caller forms batches
         self.error: PenstockError | None = None
         self.failures: dict[int, Failure] = {}  # by position
-        self.answers: list[Any] = [] if is_table(block) else [None] * self.missing
-        self.pieces: list[tuple[int, Any, str | None]] = []  # of a table: where a piece starts, its answers, whose they are
+        self.model_id: str | None = None  # of the model that answered
+        self.other_ids: dict[int, str | None] = {}  # by position: of rows that another model has answered
+        self._listed: list[Any] | None = None  # answers that came one by one
+        self._pieces: list[tuple[Sequence[int], Any]] = []  # those that came together, with the positions of their rows
 
     @property
     def settled(self) -> bool:
         return not self.missing or self.error is not None
 
-    def fill(self, start: int, stop: int, answers: Any, model_id: str | None) -> None:
-        if is_table(self.block):
-            self.pieces.append((start, answers, model_id))
-        else:
-            self.answers[start:stop] = answers
+    def fill_list(self, start: int, stop: int, answers: list[Any], model_id: str | None) -> None:
+        """The answers to rows start to stop."""
+        if self._listed is None:
+            whole = stop - start == self._rows
+            self._listed = answers if whole else [None] * self._rows
+        if self._listed is not answers:
+            self._listed[start:stop] = answers
+        if model_id != self.model_id:
+            self._note_model(range(start, stop), model_id)
         self.missing -= stop - start
+
+    def fill(self, positions: Sequence[int], answers: Any, model_id: str | None) -> None:
+        """The answers to these rows, of any kind."""
+        if isinstance(answers, list):
+            for at, start, stop in _runs(positions):
+                self.fill_list(start, stop, answers[at : at + stop - start], model_id)
+            return
+        if positions:
+            self._pieces.append((positions, answers))
+            self._note_model(positions, model_id)
+        self.missing -= len(positions)
 
     def fail(self, at: int, failure: Failure) -> None:
         """Under the name of the ticket's own step: several may share the model."""
@@ -50,53 +71,92 @@ class Ticket:
     def reset(self) -> None:
         """Its rows are submitted once more: what was answered does not count."""
         if not self.settled:
-            self.missing = row_count(self.block)
-            self.pieces = []
+            self.missing = self._rows
+            self._pieces, self._listed = [], None
             self.failures = {}
+
+    def answers(self) -> Any:
+        """The answers of a settled ticket, one for each row; of a row that failed None, or anything in an array."""
+        if self.error is not None:
+            raise self.error
+        if self._pieces and self._listed is None:
+            try:
+                return put_together(self._rows, self._pieces)
+            except Exception as exc:
+                what = f"the answers of several batches do not fit together: {type(exc).__name__}: {safe_str(exc)}"
+                raise StepError(f"step {self.step!r}: {what}") from exc
+        if self._listed is None:
+            return [None] * self._rows
+        for positions, answers in self._pieces:  # some rows were answered one by one, and some were not
+            for at, answer in zip(positions, as_rows(answers), strict=True):
+                self._listed[at] = answer
+        return self._listed
+
+    def _note_model(self, positions: Sequence[int], model_id: str | None) -> None:
+        if self.model_id is None:
+            self.model_id = model_id
+        elif model_id != self.model_id:
+            self.other_ids |= dict.fromkeys(positions, model_id)
 
 
 def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]]) -> None:
     """Give the answers and the failures of one batch to the tickets whose rows were in it; None: nobody wants these."""
-    if type(outcome.answers) is list and not outcome.failures and not outcome.wrapped:
-        _hand_out_rows(outcome.answers, pieces)
-        return
-    for ticket, start, stop, answers, failures in dealt(outcome, pieces):
-        if ticket is None:
-            continue
-        for at, failure in failures.items():  # first: a ticket counts as settled as soon as none of its rows is missing
-            if failure is not None:
-                ticket.fail(at, failure)
-        if outcome.wrapped and isinstance(ticket.block, list):
-            answers = list(map(PredictionResult, ticket.block[start:stop], answers, itertools.repeat(outcome.model_id)))
-        if None not in failures.values():
-            ticket.fill(start, stop, answers, outcome.model_id)
-            continue
-        for at in (at for at in range(start, stop) if failures.get(at, at) is not None):  # the others are to come
-            ticket.fill(at, at + 1, answers[at - start : at - start + 1], outcome.model_id)
-
-
-def _hand_out_rows(answers: list[Any], pieces: Iterable[tuple[Ticket | None, int, int]]) -> None:
-    """The same where there is nothing but answers: of rows of like length, each comes from elsewhere."""
     at = 0
+    if type(outcome.answers) is list and not outcome.failures and not outcome.wrapped:
+        for ticket, start, stop in pieces:  # of rows of like length, each comes from elsewhere
+            end = at + stop - start
+            if ticket is not None:
+                ticket.fill_list(start, stop, outcome.answers[at:end], outcome.model_id)
+            at = end
+        return
+    found: dict[Ticket, tuple[list[int], list[int]]] = {}
     for ticket, start, stop in pieces:
         end = at + stop - start
         if ticket is not None:
-            ticket.answers[start:stop] = answers[at:end]
-            ticket.missing -= stop - start
+            places, own = found.setdefault(ticket, ([], []))
+            places.extend(range(start, stop))
+            own.extend(range(at, end))
         at = end
+    for ticket, (places, own) in found.items():
+        _give(ticket, outcome, places, own)
 
 
-def answers_of(ticket: Ticket) -> Block:
-    """The answers of a settled ticket; a table comes back with the columns `inference` and `model_id`."""
-    if ticket.error is not None:
-        raise ticket.error
-    if not is_table(ticket.block):
-        return ticket.answers
-    try:
-        return with_answers(ticket.block, ticket.pieces)
-    except Exception as exc:
-        what = "the answers of several batches make no column"
-        raise StepError(f"step {ticket.step!r}: {what}: {type(exc).__name__}: {safe_str(exc)}") from exc
+def _give(ticket: Ticket, outcome: Outcome, places: list[int], own: list[int]) -> None:
+    """To one ticket what of a batch is its own: at these places of the ticket, from these of the batch."""
+    failures = outcome.failures
+    for place, at in zip(places, own, strict=True):  # first: a ticket counts as settled as soon as none is missing
+        if (failure := failures.get(at)) is not None:
+            ticket.fail(place, failure)
+            ticket.missing -= 1
+    if failures:  # None: it runs again, and is answered later
+        good = [(place, at) for place, at in zip(places, own, strict=True) if at not in failures]
+        places, own = [place for place, _ in good], [at for _, at in good]
+    if not places:
+        return
+    answers = pick(outcome.answers, _range_or(own))
+    if outcome.wrapped and isinstance(ticket.block, list):
+        rows = pick(ticket.block, _range_or(places))
+        answers = list(map(PredictionResult, rows, answers, itertools.repeat(outcome.model_id)))
+    ticket.fill(_range_or(places), answers, outcome.model_id)
+
+
+def _range_or(positions: list[int]) -> Sequence[int]:
+    """A range, if that is what they are."""
+    follows = positions[-1] - positions[0] == len(positions) - 1
+    return range(positions[0], positions[-1] + 1) if follows and positions == sorted(positions) else positions
+
+
+def _runs(positions: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Positions that follow each other: where in the sequence they begin, from and to."""
+    if isinstance(positions, range):
+        return [(0, positions.start, positions.stop)]
+    runs: list[tuple[int, int, int]] = []
+    for at, place in enumerate(positions):
+        if runs and runs[-1][2] == place:
+            runs[-1] = (runs[-1][0], runs[-1][1], place + 1)
+        else:
+            runs.append((at, place, place + 1))
+    return runs
 
 
 def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None) -> dict[int, Failure]:

@@ -22,10 +22,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from penstock.answers import Together, pick
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
 from penstock.models.messages import Bring, Calling, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
-from penstock.models.outcome import Outcome, dealt
+from penstock.models.outcome import Outcome
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, load_pickle, pack, unpack
@@ -247,7 +248,7 @@ def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], out
 def _unwrapped(outcome: Outcome, rows: Block) -> Outcome:
     """Answers without the examples, where those are the rows themselves: the callers have them."""
     answers = outcome.answers
-    if outcome.failures or not isinstance(rows, list) or type(answers[0]) is not PredictionResult:
+    if outcome.failures or not isinstance(answers, list) or type(answers[0]) is not PredictionResult:
         return outcome
     model_id = answers[0].model_id
     if not (model_id is None or type(model_id) is str):
@@ -260,20 +261,24 @@ def _unwrapped(outcome: Outcome, rows: Block) -> Outcome:
 
 def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple[list[Any], dict[int, Any]]]:
     """The answers of a batch, packed once for each client that has rows in it."""
-    answers: dict[int, list[Any]] = {reader: [] for reader in job.readers}
-    failures: dict[int, dict[int, Any]] = {reader: {} for reader in job.readers}
-    rows = dict.fromkeys(job.readers, 0)
-    pieces = ((reader, 0, size) for reader, size in zip(job.readers, job.sizes, strict=True))
-    for reader, _, size, part, failed in dealt(outcome, pieces):
-        failures[reader] |= {rows[reader] + at: failure for at, failure in failed.items()}
-        answers[reader] += part if isinstance(part, list) else [part]  # columns stay whole, one for each piece
-        rows[reader] += size
-    return {reader: (_packed(part, step), failures[reader]) for reader, part in answers.items()}
+    places: dict[int, list[int]] = {reader: [] for reader in job.readers}
+    at = 0
+    for reader, size in zip(job.readers, job.sizes, strict=True):
+        places[reader].extend(range(at, at + size))
+        at += size
+    packed = {}
+    for reader, own in places.items():
+        answers = outcome.answers if len(places) == 1 else pick(outcome.answers, own)
+        failures = (
+            {n: outcome.failures[at] for n, at in enumerate(own) if at in outcome.failures} if outcome.failures else {}
+        )
+        packed[reader] = _packed(answers, step), failures
+    return packed
 
 
-def _packed(answers: list[Any], step: str) -> list[Any]:
+def _packed(answers: Any, step: str) -> list[Any]:
     try:
-        return pack(answers, step, checked=True)
+        return pack(answers if isinstance(answers, list) else [Together(answers)], step, checked=True)
     except NotShippableError as exc:
         raise NotShippableError(str(exc).replace("a row of type", "an answer of type", 1)) from exc.__cause__
 

@@ -1,0 +1,175 @@
+"""A model's answers to many rows: a list of one for each, one array or tensor whose first axis is the rows, a dict of such
+arrays, or an Arrow array. They stay what they are from the model to whoever asks for rows or for a column.
+
+This module never imports a framework: where there is an array, somebody has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from penstock.rows import PredictionResult
+
+
+class Together(NamedTuple):
+    """Answers that are no list, as the only item of a list that travels."""
+
+    answers: Any
+
+
+def as_arrays(made: Any) -> Any:
+    """What a handler returned, if it is an array or a non-empty dict of arrays: on the CPU, as NumPy's or PyTorch's; None if
+    it is neither."""
+    if isinstance(made, Mapping):
+        parts = {name: as_arrays(part) for name, part in made.items()}
+        whole = parts and not any(part is None or isinstance(part, dict) for part in parts.values())
+        return parts if whole else None
+    kind = type(made)
+    if kind is _class("numpy", "ndarray"):
+        return made if made.ndim else None
+    if (tensor := _class("torch", "Tensor")) is not None and isinstance(made, tensor):
+        return made.detach().cpu() if made.dim() else None
+    if hasattr(made, "__array__") and hasattr(made, "shape") and hasattr(made, "dtype"):  # of JAX, TensorFlow, a Series
+        array = sys.modules["numpy"].asarray(made)
+        return array if array.ndim else None
+    return None
+
+
+def is_arrow(answers: Any) -> bool:
+    return type(answers).__module__.startswith("pyarrow")
+
+
+def count_of(answers: Any) -> int:
+    """How many rows they answer."""
+    return len(next(iter(answers.values()))) if isinstance(answers, dict) else len(answers)
+
+
+def uneven(answers: Any) -> dict[str, int] | None:
+    """The lengths of a dict of arrays that are not all of one length."""
+    if not isinstance(answers, dict):
+        return None
+    lengths = {name: len(part) for name, part in answers.items()}
+    return lengths if len(set(lengths.values())) > 1 else None
+
+
+def cut(answers: Any, start: int, stop: int) -> Any:
+    """Those of some rows that follow each other."""
+    if isinstance(answers, dict):
+        return {name: part[start:stop] for name, part in answers.items()}
+    return answers[start:stop]
+
+
+def pick(answers: Any, positions: Sequence[int]) -> Any:
+    """Those of some rows, in the order of the positions."""
+    if isinstance(positions, range) and positions.step == 1:
+        whole = positions.start == 0 and positions.stop == count_of(answers)
+        return answers if whole else cut(answers, positions.start, positions.stop)
+    if isinstance(answers, list):
+        return [answers[at] for at in positions]
+    if isinstance(answers, dict):
+        return {name: pick(part, positions) for name, part in answers.items()}
+    return answers.take(list(positions)) if is_arrow(answers) else answers[list(positions)]
+
+
+def as_rows(answers: Any) -> list[Any]:
+    """One object for each row, with memory of its own: a view would be pickled, and kept alive, with all others."""
+    if isinstance(answers, list):
+        return answers
+    if isinstance(answers, dict):
+        parts = [as_rows(part) for part in answers.values()]
+        return [dict(zip(answers, row, strict=True)) for row in zip(*parts, strict=True)]
+    if is_arrow(answers):
+        rows: list[Any] = answers.to_pylist()
+        return rows
+    if _is_tensor(answers):
+        return list(sys.modules["torch"].unbind_copy(answers))
+    return list(answers) if answers.ndim == 1 else [row.copy() for row in answers]
+
+
+def bare(answers: list[Any]) -> list[Any]:
+    """Answers without the examples that a handler has put beside them."""
+    if PredictionResult not in map(type, answers):
+        return answers
+    return [answer.inference if type(answer) is PredictionResult else answer for answer in answers]
+
+
+def put_together(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """The answers to so many rows from those to some of them, each with its positions. A row that is in no piece has None in
+    a list, and anything elsewhere: it has failed."""
+    if len(pieces) == 1 and pieces[0][0] == range(rows):
+        return pieces[0][1]
+    kinds = {_kind(answers) for _, answers in pieces}
+    if len(kinds) == 1 and (fill := kinds.pop()) is not None:
+        return fill(rows, pieces)
+    return _list_of(rows, [(positions, as_rows(answers)) for positions, answers in pieces])
+
+
+def _kind(answers: Any) -> Callable[[int, Sequence[tuple[Sequence[int], Any]]], Any] | None:
+    if isinstance(answers, list):
+        return _list_of
+    if isinstance(answers, dict):
+        return _dict_of
+    return _arrow_of if is_arrow(answers) else _array_of
+
+
+def _list_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> list[Any]:
+    made: list[Any] = [None] * rows
+    for positions, answers in pieces:
+        if isinstance(positions, range):
+            made[positions.start : positions.stop] = answers
+        else:
+            for at, answer in zip(positions, answers, strict=True):
+                made[at] = answer
+    return made
+
+
+def _dict_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    names = pieces[0][1].keys()
+    if any(answers.keys() != names for _, answers in pieces):
+        return _list_of(rows, [(positions, as_rows(answers)) for positions, answers in pieces])
+    parts = {name: put_together(rows, [(positions, answers[name]) for positions, answers in pieces]) for name in names}
+    if any(isinstance(part, list) for part in parts.values()):  # of one output, the axes differ between batches
+        return [dict(zip(parts, row, strict=True)) for row in zip(*map(as_rows, parts.values()), strict=True)]
+    return parts
+
+
+def _array_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """One array, where all are of one kind and shape; else a list of arrays."""
+    first = pieces[0][1]
+    kind, shape, dtype = type(first), first.shape[1:], first.dtype
+    if any(type(each) is not kind or each.shape[1:] != shape or each.dtype != dtype for _, each in pieces):
+        return _list_of(rows, [(positions, as_rows(answers)) for positions, answers in pieces])
+    size = (rows, *shape)
+    made = first.new_empty(size) if _is_tensor(first) else sys.modules["numpy"].empty(size, dtype)
+    for positions, answers in pieces:
+        if isinstance(positions, range):
+            made[positions.start : positions.stop] = answers
+        else:
+            made[list(positions)] = answers
+    return made
+
+
+def _arrow_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    import pyarrow as pa
+
+    tables = [pa.table({"": answers}) for _, answers in pieces]
+    column = pa.concat_tables(tables, promote_options="permissive").column(0)
+    places: list[int | None] = [None] * rows
+    order = [at for positions, _ in pieces for at in positions]
+    if order == list(range(rows)):
+        return column
+    for at, place in enumerate(order):
+        places[place] = at
+    return column.take(pa.array(places, pa.int64()))
+
+
+def _is_tensor(array: Any) -> bool:
+    tensor = _class("torch", "Tensor")
+    return tensor is not None and isinstance(array, tensor)
+
+
+def _class(module: str, name: str) -> Any:
+    """A class of a module, if that is imported; another thread may just be about to."""
+    return getattr(sys.modules.get(module), name, None)

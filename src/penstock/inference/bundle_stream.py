@@ -1,0 +1,334 @@
+"""One bundle's rows through a model: blocks in, blocks of answers out, in the order of the rows.
+
+push(block) -> Intake: to examples, prepared -> a lane to the model, with its window -> answers beside their rows
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.answers import as_rows, pick
+from penstock.batching.entry import LOOKAHEAD
+from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, pick_rows, row_count, rows_of, slice_rows
+from penstock.errors import NotShippableError, StepError, UsageError
+from penstock.failures import Failure
+from penstock.inference.columns import model_ids_column, rows_of_answers
+from penstock.inference.guard import Guard
+from penstock.inference.handler import concurrent_batches
+from penstock.inference.intake import Intake, Passage, examples_in
+from penstock.inference.lane import Lane
+from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing, join_keys
+from penstock.inference.preparing import Preparer
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket, not_packed
+from penstock.observe.metrics import MetricKey, Metrics
+from penstock.rows import PredictionResult, let_through, safe_str, without
+
+
+class Made(NamedTuple):
+    """What came of some rows that were pushed: their answers, or their failures."""
+
+    block: Block  # one answer for each row; or of rows that failed a list of (row, Failure)
+    positions: Sequence[int]  # of the rows, among all that were pushed: a range, or a list where others stand between them
+    failed: str | None = None  # the name of the output that failures go to; None: answers
+
+
+@dataclass(slots=True)
+class Pending:
+    """Rows in flight."""
+
+    ticket: Ticket
+    passage: Passage
+    rows: int
+    bytes: int
+
+
+class InferenceStream:
+    """The caller's side of a model. Rows in flight are bounded: push() waits when too many are. Where errors are handled,
+    what fails leaves by the outputs of failures; answers and failures keep the order of the rows. Used by one thread;
+    open_stream() makes it."""
+
+    def __init__(self, spec: InferenceSpec, lane: Lane, guard: Guard, preparer: Preparer | None = None) -> None:
+        self.rows_in = 0  # that came to the model, or failed before it
+        self.metrics = Metrics()  # of these rows: they count when the bundle does
+        self._spec = spec
+        self._step = lane.step
+        self._path = spec.path
+        self._lane = lane
+        self._guard = guard
+        self._preparer = preparer
+        self._intake = Intake(spec, guard, preparer, self._note_preprocessing)
+        limits = spec.limits
+        at_once = 1 + concurrent_batches(spec.handler)
+        by_length = spec.handler.measures_length()
+        self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if by_length else limits.max_size or MAX_ROWS)
+        self._window_bytes = 2 * limits.lookahead_bytes
+        if spec.fixed_batches:
+            self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
+        self._columns = spec.takes_columns()
+        self._pushed = 0  # rows, as they came: the position of the next one
+        self._pending: deque[Pending] = deque()
+        self._sending: Pending | None = None  # is being submitted, which may run the model
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._answered = 0  # by the model, without those that it failed for
+        self._pacer = Pacer()
+        self._failed: dict[str, list[tuple[int, Any, Failure]]] = {}  # by output: position, row, why
+        self._last: tuple[Passage, Sequence[int]] | None = None  # and where the rows stood with answers
+        self._before_last = 0  # of the failed inferences, how many are of earlier passages
+
+    def push(self, block: Block) -> Iterator[Made]:
+        """Submit a block; yield what is there of its rows and of those before."""
+        first, self._pushed = self._pushed, self._pushed + row_count(block)
+        if is_table(block):
+            self._check_columns(block)
+        if self._path.prebatched:
+            self._submit_batches(rows_of(block), range(first, self._pushed))
+        else:
+            whole = is_table(block) and self._columns
+            way_in: Callable[[Any, Sequence[int]], Passage] = self._intake.table if whole else self._intake.rows
+            for piece in self._pieces(block if whole else rows_of(block)):
+                positions = range(first, first + row_count(piece))
+                first = positions.stop
+                self._submit(way_in(piece, positions))
+                yield from self._ready()
+        yield from self._ready()
+        yield from self._take_failed()
+
+    def finish(self) -> Iterator[Made]:
+        """Yield the rest, waiting for it."""
+        yield from self._ready(wait=True)
+        yield from self._take_failed()
+        self.metrics.count(MetricKey(self._step, self._spec.metrics_namespace, "num_inferences"), self._answered)
+
+    def refuse(self, answers: Made) -> Made | None:
+        """The answers that were yielded last, without those that cannot be sent to another process, which are failures
+        now; None if there are none, or such errors are not handled."""
+        if self._guard.handling is None or not isinstance(answers.block, list) or self._last is None:
+            return None
+        failed = self._not_packed(answers.block)
+        if not failed:
+            return None
+        passage, kept = self._last
+        passage.failed |= {kept[at]: failure for at, failure in failed.items()}
+        del self._failed.setdefault(FAILED_INFERENCES, [])[self._before_last :]
+        self._hand_out_failed(passage)
+        return Made(without(answers.block, failed), without(answers.positions, failed))
+
+    def close(self) -> None:
+        """Whatever happened; what is in flight, nobody wants."""
+        self._lane.close()
+        if self._preparer is not None:
+            self._preparer.close()
+
+    # For progress: read from other threads. What changes meanwhile makes the numbers too small, never too large.
+
+    def answered(self) -> int:
+        """How many rows the model has answered, or has failed for."""
+        rows_in, sending = self.rows_in, self._sending
+        try:
+            answered = rows_in - sum(pending.ticket.missing for pending in self._pending)
+        except RuntimeError:  # it changed just now
+            return 0
+        return answered + (0 if sending is None else sending.rows - sending.ticket.missing)
+
+    def handed_out(self) -> int:
+        """How many rows have left with their answers, or have failed."""
+        rows_in = self.rows_in
+        return rows_in - self._in_flight
+
+    # Towards the model.
+
+    def _check_columns(self, table: Any) -> None:
+        """What a whole table lacks is no row's fault."""
+        if not self._path.plain or not self._spec.sees_columns(table):
+            return
+        try:
+            self._spec.handler.check_columns(table.schema)
+            if self._columns:
+                self._spec.output.check_schema(table.column_names)
+        except UsageError as exc:
+            raise UsageError(f"step {self._step!r}: {exc}") from exc
+
+    def _pieces(self, block: Block) -> Iterator[Block]:
+        """Rows in pieces, so that what is made of them stays about one block. Columns that go to the model go whole."""
+        if is_table(block) and self._preparer is None:
+            yield block
+            return
+        at = 0
+        while at < row_count(block):
+            piece = slice_rows(block, at, min(at + self._pacer.rows, row_count(block)))
+            at += row_count(piece)
+            yield piece
+
+    def _submit_batches(self, batches: list[Any], positions: Sequence[int]) -> None:
+        """Of a row that is a batch, each example may fail by itself; its row is then a batch of one."""
+        passage = Passage(batches, positions, batches, range(len(batches)))
+        self._intake.preprocess(passage)
+        for at, batch in zip(passage.at, rows_of(passage.rows), strict=True):
+            position, handling = positions[at], self._guard.handling
+            try:
+                examples = examples_in(batch, self._step)
+            except BaseException as exc:
+                let_through(exc)
+                if handling is None or not handling.handles(exc):
+                    raise
+                self._submit(Passage([batches[at]], [position], [], [], failed={0: self._guard.failure(exc)}), alone=True)
+            else:
+                ones = [[example] for example in examples]
+                way = Passage(ones, [position] * len(ones), examples, range(len(ones)))
+                self._submit(self._intake.unkeyed(way, alone=True), alone=True)
+
+    def _submit(self, passage: Passage, alone: bool = False) -> None:
+        made = passage.rows if passage.values is None else passage.values
+        if isinstance(made, list) and made:
+            self._pacer.saw(made)
+        if not row_count(made) and not passage.failed:
+            return
+        try:
+            self._send(passage, alone)
+        except NotShippableError:  # the model lives in another process
+            failed = self._not_packed(rows_of(made)) if self._guard.handling is not None else {}
+            if not failed:
+                raise
+            passage.fail(failed)
+            self._send(passage, alone)
+        self.rows_in += len(passage.failed)
+
+    def _send(self, passage: Passage, alone: bool) -> None:
+        """The order of these lines is for answered() and handed_out(), which another thread may call between any two."""
+        ticket = self._intake.ticket(passage)
+        size = byte_size(ticket.block) + (0 if passage.values is None else byte_size(passage.rows))
+        pending = Pending(ticket, passage, row_count(ticket.block), size)
+        if pending.rows:
+            self._sending = pending
+            weights, lengths = passage.weights, passage.lengths
+            self._lane.submit(ticket, self._spec.inference_args, weights=weights, lengths=lengths, alone=alone)
+        self._pending.append(pending)
+        self._sending = None
+        self._in_flight += pending.rows
+        self._in_flight_bytes += pending.bytes
+        self.rows_in += pending.rows
+
+    # Back from it.
+
+    def _ready(self, wait: bool = False) -> Iterator[Made]:
+        while self._pending and (wait or self._pending[0].ticket.settled or self._too_many()):
+            made = self._take()
+            if made.positions:
+                yield made
+
+    def _too_many(self) -> bool:
+        over = self._in_flight > self._window or self._in_flight_bytes > self._window_bytes
+        return over and not self._pending[0].ticket.gathering  # to wait for it now would cut its batch short
+
+    def _take(self) -> Made:
+        """What the oldest rows in flight came to, when that is there."""
+        pending = self._pending[0]
+        ticket, passage = pending.ticket, pending.passage
+        answers = self._lane.wait(ticket)
+        self._pending.popleft()
+        self._answered += pending.rows - len(ticket.failures)
+        self._in_flight -= pending.rows
+        self._in_flight_bytes -= pending.bytes
+        good: Sequence[int] = range(pending.rows)
+        if ticket.failures:
+            good = [at for at in good if at not in ticket.failures]
+        if passage.failed or ticket.failures:
+            passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
+        self._hand_out_failed(passage)
+        self._last = passage, [passage.at[at] for at in good] if ticket.failures else passage.at
+        if not self._last[1]:
+            return Made([], [])
+        if is_table(passage.piece):
+            block: Block = self._table_out(pending, answers, good)
+        else:
+            block = self._rows_out(pending, answers, good)
+        kept = self._last[1]
+        whole = len(kept) == len(passage.positions)
+        return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
+
+    def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
+        ticket, passage = pending.ticket, pending.passage
+        assert self._last is not None
+        table = pick_rows(passage.piece, _range_if_all(self._last[1], row_count(passage.piece)))
+        others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids} if ticket.other_ids else {}
+        try:
+            ids = model_ids_column(len(good), ticket.model_id, others)
+            return self._spec.output.add_to_table(table, pick(answers, good), ids)
+        except UsageError as exc:
+            raise UsageError(f"step {self._step!r}: {exc}") from exc
+        except Exception as exc:
+            what = f"the answers make no column: {type(exc).__name__}: {safe_str(exc)}"
+            raise StepError(f"step {self._step!r}: {what}") from exc
+
+    def _rows_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> list[Any]:
+        """The answers as rows, after the functions behind the model."""
+        ticket, passage, path = pending.ticket, pending.passage, self._path
+        made: list[Any] = pick(as_rows(answers), good)
+        if self._spec.wraps:
+            rows, ids = passage.kept or (), [ticket.other_ids.get(at, ticket.model_id) for at in good]
+            rows = pick(rows, good) if isinstance(rows, list) else rows
+            if self._spec.handler.input_columns() is not None:
+                made = self._spec.output.add_to_rows(rows, rows_of_answers(made), ids)
+            else:
+                made = list(map(PredictionResult, rows, made, ids))
+        if path.plain:
+            return made
+        keys = None if passage.keys is None else pick(passage.keys, good)
+        for number, function in enumerate(path.after_model):
+            made, keys = self._postprocess(function, made, keys, number)
+        made = join_keys(keys, made)
+        for number, function in enumerate(path.after, len(path.after_model)):
+            made, _ = self._postprocess(function, made, None, number)
+        return made
+
+    def _postprocess(
+        self, function: Callable[[Any], Any], answers: list[Any], keys: list[Any] | None, number: int
+    ) -> tuple[list[Any], list[Any] | None]:
+        made, failed = self._guard.each(function, answers, "postprocess")
+        if not failed:
+            return made, keys
+        assert self._last is not None
+        passage, kept = self._last
+        self._last = passage, without(kept, failed)
+        given = join_keys(keys, answers)
+        rows = [(passage.positions[kept[at]], given[at], failure) for at, failure in failed.items()]
+        self._failed.setdefault(failed_postprocessing(number), []).extend(rows)
+        return list(without(made, failed)), None if keys is None else list(without(keys, failed))
+
+    # What failed.
+
+    def _take_failed(self) -> Iterator[Made]:
+        """The rows that failed since the last time."""
+        failed, self._failed = self._failed, {}
+        for tag, rows in failed.items():
+            if rows:
+                yield Made([(row, failure) for _, row, failure in rows], [position for position, _, _ in rows], tag)
+
+    def _not_packed(self, rows: list[Any]) -> dict[int, Failure]:
+        assert self._guard.handling is not None
+        return not_packed(rows, self._guard.handling, self._step, self._guard.model_id)
+
+    def _note_preprocessing(self, number: int, passage: Passage, failed: dict[int, Failure]) -> None:
+        self.rows_in += len(failed)
+        self._note(failed_preprocessing(number), passage, failed)
+
+    def _hand_out_failed(self, passage: Passage) -> None:
+        """The rows that failed in front of the model, in it and right behind it, in the order in which they came."""
+        self._before_last = len(self._failed.get(FAILED_INFERENCES, ()))
+        if passage.failed:
+            self._note(FAILED_INFERENCES, passage, {at: passage.failed[at] for at in sorted(passage.failed)})
+
+    def _note(self, tag: str, passage: Passage, failed: Mapping[int, Failure]) -> None:
+        """Rows that failed, by their place in the piece, for an output."""
+        rows = rows_of(pick_rows(passage.piece, list(failed)))
+        noted = [(passage.positions[at], row, why) for (at, why), row in zip(failed.items(), rows, strict=True)]
+        self._failed.setdefault(tag, []).extend(noted)
+
+
+def _range_if_all(kept: Sequence[int], rows: int) -> Sequence[int]:
+    return range(rows) if len(kept) == rows else kept

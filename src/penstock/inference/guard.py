@@ -1,0 +1,64 @@
+"""The user's functions over the rows of a step: an error ends the run or, where errors are handled, costs its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.failures import RAISED, Failure, Handling
+from penstock.inference.path import name_of
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, map_rows
+
+
+class Guard:
+    """Of one step, under its name."""
+
+    def __init__(self, step: str, handling: Handling | None, model_id: str | None) -> None:
+        self.step = step
+        self.handling = handling
+        self.model_id = model_id  # of rows that never come to an outcome
+
+    def each(self, function: Callable[[Any], Any], rows: list[Any], what: str) -> tuple[list[Any], dict[int, Failure]]:
+        """function(row) for every row, None where it failed, and the failures by position. Where errors are handled, the
+        rows stay as they are."""
+        handling, name = self.handling, name_of(function, self.step, what)
+        if handling is None:
+            return map_rows(function, rows, name), {}
+        failed: dict[int, Failure] = {}
+
+        def forgive(at: int, exc: BaseException) -> bool:
+            if handling.handles(exc):
+                failed[at] = self.failure(exc)
+            return at in failed
+
+        return map_rows(function, own_rows(rows), name, forgive), failed
+
+    def all_or_each(
+        self, function: Callable[[list[Any]], list[Any]], rows: list[Any]
+    ) -> tuple[list[Any], dict[int, Failure]]:
+        """function(rows); where errors are handled and it fails, of each row alone, None where that failed, and the failures
+        by position."""
+        try:
+            return function(rows), {}
+        except BaseException as exc:
+            let_through(exc)
+            if self.handling is None:
+                raise
+        made: list[Any] = []
+        failed: dict[int, Failure] = {}
+        for at, row in enumerate(rows):
+            try:
+                made += function([row])
+            except BaseException as exc:
+                let_through(exc)
+                origin = exc.__cause__ or exc
+                if isinstance(exc, UsageError) or not self.handling.handles(origin):
+                    raise
+                failed[at] = self.failure(origin)
+                made.append(None)
+        return made, failed
+
+    def failure(self, exc: BaseException, kind: str = RAISED) -> Failure:
+        return Failure.of(exc, self.step, kind=kind, model_id=self.model_id)

@@ -1,0 +1,200 @@
+"""What happens to rows before the model: preprocess functions, keys, columns, weights, prepare(), lengths.
+
+a piece of a block -> preprocess -> key taken off -> preprocess -> example -> prepared -> submitted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.blocks import Block, pick_rows, row_count, rows_of, size_of
+from penstock.errors import StepError, UsageError
+from penstock.failures import Failure
+from penstock.inference.guard import Guard
+from penstock.inference.handler import measures_examples
+from penstock.inference.preparing import Preparer
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.ticket import Ticket
+from penstock.rows import many, measured, row_error, weigh_rows, without
+
+
+@dataclass(slots=True)
+class Passage:
+    """Rows on their way to the model, and those of their piece that failed before it."""
+
+    piece: Block  # the rows as they came in
+    positions: Sequence[int]  # of these
+    rows: Block  # what became of those that are still on their way: examples, or a table of the input columns
+    at: Sequence[int]  # where in the piece they stood
+    kept: list[Any] | None = None  # rows that PredictionResults are of; None: for a table
+    keys: list[Any] | None = None
+    values: list[Any] | None = None  # prepared
+    weights: list[int] | None = None
+    lengths: list[int] | None = None
+    failed: dict[int, Failure] = field(default_factory=dict)  # by place in the piece
+
+    def drop(self, failed: Collection[int]) -> None:
+        """Go on without the rows at these positions."""
+        if not failed:
+            return
+        stay = [at for at in range(row_count(self.rows)) if at not in failed]
+        self.rows = pick_rows(self.rows, stay)
+        self.at = without(self.at, failed)
+        for name in ("kept", "keys", "values", "weights", "lengths"):
+            held = getattr(self, name)
+            if held is not None:
+                setattr(self, name, without(held, failed))
+
+    def fail(self, failed: dict[int, Failure]) -> None:
+        """These rows failed in front of the model."""
+        self.failed |= {self.at[at]: failure for at, failure in failed.items()}
+        self.drop(failed)
+
+
+class Intake:
+    """Of one step, for one bundle. `note` is told of rows that preprocessing failed for, with the number of the function."""
+
+    def __init__(
+        self,
+        spec: InferenceSpec,
+        guard: Guard,
+        preparer: Preparer | None,
+        note: Callable[[int, Passage, dict[int, Failure]], None],
+    ) -> None:
+        self._handler = spec.handler
+        self._path = spec.path
+        self._args = spec.inference_args
+        self._step = guard.step
+        self._guard = guard
+        self._preparer = preparer
+        self._note = note
+        self._names = spec.handler.input_columns()
+        self._weigh = spec.limits.weigh if spec.limits.max_weight is not None else None
+        self._measures = spec.handler.measures_length()
+        self._of_examples = measures_examples(spec.handler)
+        self._counts_bytes = spec.fixed_batches and self._measures
+
+    def table(self, table: Any, positions: Sequence[int]) -> Passage:
+        """Rows that stay columns."""
+        inputs = self.inputs_of(table)
+        examples = self._examples(inputs) if self._preparer is not None or not self._handler.takes_columns() else inputs
+        return self._measured(Passage(table, positions, examples, range(len(positions))))
+
+    def rows(self, rows: list[Any], positions: Sequence[int]) -> Passage:
+        passage = Passage(rows, positions, rows, range(len(rows)))
+        self.preprocess(passage)
+        return self.unkeyed(passage)
+
+    def preprocess(self, passage: Passage) -> None:
+        self._preprocess(passage, self._path.before, 0)
+
+    def unkeyed(self, passage: Passage, alone: bool = False) -> Passage:
+        """The rest of the way, for rows after the functions that see keys; `alone`: they are a batch as they are."""
+        self._split_keys(passage)
+        self._preprocess(passage, self._path.before_model, len(self._path.before))
+        passage.kept = rows_of(passage.rows)
+        if self._names is not None and passage.kept:
+            examples, failed = self._guard.all_or_each(self._examples_of_rows, passage.kept)
+            passage.rows = examples
+            passage.fail(failed)
+        return self._measured(passage, alone)
+
+    def ticket(self, passage: Passage) -> Ticket:
+        sizes = [size_of(row) for row in rows_of(passage.rows)] if self._counts_bytes else None
+        return Ticket(passage.rows if passage.values is None else passage.values, sizes)
+
+    def inputs_of(self, table: Any) -> Any:
+        """The columns that the model takes."""
+        if self._names is None:
+            return table
+        if missing := [name for name in self._names if name not in table.column_names]:
+            raise UsageError(f"step {self._step!r}: {_missing(missing, table.column_names)}")
+        return table.select(list(self._names))
+
+    # One after the other.
+
+    def _preprocess(self, passage: Passage, functions: Sequence[Callable[[Any], Any]], first: int) -> None:
+        for number, function in enumerate(functions, first):
+            passage.rows, failed = self._guard.each(function, rows_of(passage.rows), "preprocess")
+            if failed:
+                self._note(number, passage, {passage.at[at]: why for at, why in failed.items()})
+                passage.drop(failed)
+
+    def _split_keys(self, passage: Passage) -> None:
+        def split(rows: list[Any]) -> list[tuple[Any, Any]]:
+            examples, keys = self._path.split_keys(rows, self._step)
+            return list(zip(examples, keys or (), strict=True))
+
+        if self._path.keys is not None:
+            pairs, failed = self._guard.all_or_each(split, rows_of(passage.rows))
+            passage.fail(failed)
+            pairs = list(without(pairs, failed))
+            passage.rows, passage.keys = [example for example, _ in pairs], [key for _, key in pairs]
+
+    def _examples(self, inputs: Any) -> list[Any]:
+        examples = list(self._handler.examples_of(inputs))
+        if len(examples) != inputs.num_rows:
+            what = f"examples_of() returned {len(examples)} examples for {inputs.num_rows} rows; expected one for each"
+            raise StepError(f"step {self._step!r}: {what}")
+        return examples
+
+    def _examples_of_rows(self, rows: list[Any]) -> list[Any]:
+        """The examples in records. An error names the row."""
+        import pyarrow as pa
+
+        assert self._names is not None
+        for row in rows:
+            missing = [name for name in self._names if name not in row] if isinstance(row, dict) else None
+            if missing is None:
+                what = (
+                    f"columns={list(self._names)} are of rows that are dicts or come from a table, got {type(row).__name__}"
+                )
+                raise row_error(self._step, row, TypeError(what))
+            if missing:
+                raise row_error(self._step, row, KeyError(_missing(missing, list(row))))
+        try:
+            inputs = pa.table({name: [row[name] for row in rows] for name in self._names})
+        except pa.ArrowException as exc:
+            raise row_error(self._step, rows[0], exc) from exc
+        return self._examples(inputs)
+
+    def _measured(self, passage: Passage, alone: bool = False) -> Passage:
+        """With weights, prepared values and lengths, where they are needed."""
+        if self._weigh is not None and not alone and row_count(passage.rows):
+            passage.weights, failed = self._guard.all_or_each(self._weights_of, rows_of(passage.rows))
+            passage.fail(failed)
+        if self._preparer is not None and row_count(passage.rows):
+            passage.values, failed = self._preparer.prepare(rows_of(passage.rows), self._args)
+            passage.fail(failed)
+        if self._measures and not alone and row_count(passage.rows):
+            of = passage.rows if passage.values is None or self._of_examples else passage.values
+            passage.lengths, failed = self._guard.all_or_each(self._lengths_of, rows_of(of))
+            passage.fail(failed)
+        return passage
+
+    def _weights_of(self, rows: list[Any]) -> list[int]:
+        assert self._weigh is not None
+        return weigh_rows(self._weigh, rows, self._step)
+
+    def _lengths_of(self, rows: list[Any]) -> list[int]:
+        try:
+            return measured(self._handler.get_lengths, rows, self._step)
+        except StepError as exc:
+            if isinstance(exc.__cause__, UsageError):  # a tokenizer that is not there: no row is to blame
+                raise exc.__cause__ from exc.__cause__.__cause__
+            raise
+
+
+def examples_in(batch: Any, step: str) -> list[Any]:
+    """A row that is a batch, as examples."""
+    try:
+        return list(many(batch, "", ""))
+    except TypeError as exc:
+        expected = "with_no_batching() expects rows that are lists of examples"
+        raise StepError(f"step {step!r}: {expected}, got {type(batch).__name__}") from exc
+
+
+def _missing(names: Sequence[str], seen: Sequence[str]) -> str:
+    return f"columns {list(names)} are not there: the rows have {list(seen)}; check columns="

@@ -1,0 +1,185 @@
+"""Preparing examples beside the data: on the caller's thread with the handler's tool, or in a process that can be killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from penstock.answers import as_rows, put_together
+from penstock.errors import (
+    BadRowsError,
+    EngineError,
+    ModelLoadError,
+    NotShippableError,
+    PenstockError,
+    StepError,
+    UsageError,
+)
+from penstock.failures import PREPARING, RAISED, Failure
+from penstock.forks import end_if_forked, this_process
+from penstock.inference.guard import Guard
+from penstock.inference.handler import ModelHandler
+from penstock.inference.lane import Lane
+from penstock.inference.ticket import Ticket, not_packed
+from penstock.row_copies import own_rows
+from penstock.rows import let_through, many, row_error, safe_str, without
+
+Handler = ModelHandler[Any, Any, Any]
+
+
+class Preparer(Protocol):
+    def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
+        """One value for each example, anything where it failed; and the failures by position. Errors that are not handled
+        are raised, and name the example."""
+
+    def close(self) -> None: ...
+
+
+class Tools:
+    """What handlers prepare with, one of each in a process. Whichever thread comes first loads it."""
+
+    def __init__(self) -> None:
+        self._loading = threading.Lock()
+        self._loaded: dict[tuple[type, str], Any] = {}
+
+    def tool(self, handler: Handler, step: str) -> Any:
+        key = type(handler), handler.prepare_key() or f"step {step}"
+        with self._loading:
+            if key not in self._loaded:
+                self._loaded[key] = _loaded(handler, step)
+            return self._loaded[key]
+
+
+def _loaded(handler: Handler, step: str) -> Any:
+    try:
+        return handler.load_prepare()
+    except PenstockError:
+        raise
+    except BaseException as exc:
+        let_through(exc)
+        what = f"{type(handler).__name__}.load_prepare() raised {type(exc).__name__}: {safe_str(exc)}"
+        raise ModelLoadError(f"step {step!r}: {what}") from exc
+
+
+class ThreadPreparer:
+    """On the caller's own thread."""
+
+    def __init__(self, handler: Handler, tools: Tools, guard: Guard) -> None:
+        self._handler = handler
+        self._tools = tools
+        self._guard = guard
+        self._may_change = handler.changes_rows()
+
+    def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
+        tool = self._tools.tool(self._handler, self._guard.step)
+        values, errors = self._tried(examples, tool, args)
+        failed: dict[int, Failure] = {}
+        for at, error in errors.items():
+            handling = self._guard.handling
+            if handling is None or not handling.handles(error):
+                raise row_error(f"{self._guard.step} (preparing)", examples[at], error) from error
+            failed[at] = self._guard.failure(error, PREPARING)
+        return values, failed
+
+    def close(self) -> None: ...
+
+    def _tried(self, examples: list[Any], tool: Any, args: Any) -> tuple[list[Any], dict[int, BaseException]]:
+        """The values, and the errors of examples that cannot be prepared."""
+        try:
+            return self._call(examples, tool, args), {}
+        except (UsageError, EngineError, StepError):
+            raise
+        except BadRowsError as exc:
+            if exc.values is not None:
+                return list(exc.values), dict(exc.errors)
+            return self._tried_without(examples, dict(exc.errors), tool, args)
+        except BaseException as exc:
+            let_through(exc)
+            if len(examples) == 1:
+                return [None], {0: exc}
+        values: list[Any] = []
+        errors: dict[int, BaseException] = {}
+        for at, example in enumerate(examples):
+            one, failed = self._tried([example], tool, args)
+            values += one
+            errors |= dict.fromkeys([at], failed[0]) if failed else {}
+        return values, errors
+
+    def _tried_without(
+        self, examples: list[Any], errors: dict[int, BaseException], tool: Any, args: Any
+    ) -> tuple[list[Any], dict[int, BaseException]]:
+        rest = [at for at in range(len(examples)) if at not in errors]
+        made, more = self._tried(list(without(examples, errors)), tool, args) if rest else ([], {})
+        values: list[Any] = [None] * len(examples)
+        for at, value in zip(rest, made, strict=True):
+            values[at] = value
+        return values, errors | {rest[at]: error for at, error in more.items()}
+
+    def _call(self, examples: list[Any], tool: Any, args: Any) -> list[Any]:
+        began = this_process()
+        values: object = self._handler.prepare(own_rows(examples) if self._may_change else examples, tool, args)
+        end_if_forked(began, self._guard.step)
+        return checked_values(values, len(examples), self._guard.step)
+
+
+def checked_values(values: Any, examples: int, step: str) -> list[Any]:
+    """What prepare() returned, if it is one value for each example."""
+    seen = type(values).__name__
+    try:
+        made = list(many(values, "prepare()"))
+    except TypeError as exc:
+        raise StepError(f"step {step!r}: prepare() returned a {seen}; expected a list of one value per example") from exc
+    if len(made) != examples:
+        raise StepError(
+            f"step {step!r}: prepare() returned {len(made)} values for {examples} examples; it must return one per example, "
+            "in the same order"
+        )
+    return made
+
+
+class PrepareHandler(ModelHandler[Any, Any, Any]):
+    """Preparing as a model, for a process that can be killed: its answers are what prepare() gives."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__(max_batch_size=64)
+        self.handler = handler
+
+    def load_model(self) -> Any:
+        return self.handler.load_prepare()
+
+    def run_inference(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any] | None = None) -> list[Any]:
+        return list(self.handler.prepare(batch, model, inference_args))
+
+
+class IsolatedPreparer:
+    """In a process of its own, under the same deadline as the model."""
+
+    def __init__(self, lane: Lane, guard: Guard) -> None:
+        self._lane = lane
+        self._guard = guard
+
+    def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
+        failed: dict[int, Failure] = {}
+        ticket = Ticket(examples)
+        try:
+            self._lane.submit(ticket, args)
+        except NotShippableError:
+            assert self._guard.handling is not None, "what nobody handles runs in no process of its own"
+            failed = not_packed(examples, self._guard.handling, self._guard.step, self._guard.model_id)
+            if not failed:
+                raise
+            ticket = Ticket(list(without(examples, failed)))
+            self._lane.submit(ticket, args)
+        sent = [at for at in range(len(examples)) if at not in failed]
+        made = as_rows(self._lane.wait(ticket)) if sent else []
+        failed |= {sent[at]: _of_preparing(failure) for at, failure in ticket.failures.items()}
+        return put_together(len(examples), [(sent, made)]), failed
+
+    def close(self) -> None:
+        self._lane.close()
+
+
+def _of_preparing(failure: Failure) -> Failure:
+    return replace(failure, kind=PREPARING) if failure.kind == RAISED else failure
