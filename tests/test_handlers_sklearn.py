@@ -512,3 +512,13 @@ def test_rows_with_nan_cost_no_search(uri: str, tmp_path: Path) -> None:
     assert len(good.collect()) == 1980
     assert calls.read_text().split() == ["2000", "1", "1980"]
     assert len(failures.failed_inferences.collect()) == 20
+
+
+def test_steps_that_share_a_model_take_the_same_columns(uri: str) -> None:
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create(ROWS)
+    for name, columns in [("one", FEATURES), ("other", FEATURES[::-1])]:
+        handler = SklearnModelHandlerNumpy(uri, columns=columns, output_column=name)
+        rows = rows | name >> ps.RunInference(handler, model_identifier="m")
+    with pytest.raises(UsageError, match="steps 'one' and 'other' have the model_identifier 'm', but their handlers differ"):
+        rows.collect()

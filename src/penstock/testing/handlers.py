@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ModelHandler, measures_examples
 from penstock.rows import PredictionResult, many
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def _prepare(handler: Handler, examples: Sequence[Any], tool: Any, inference_arg
 def _check_lengths(handler: Handler, examples: list[Any], rows: list[Any]) -> None:
     if not handler.measures_length():
         return
-    measured = rows if handler._batch_length_fn is None else examples
+    measured = examples if measures_examples(handler) else rows
     lengths = list(_attempt("get_lengths()", handler.get_lengths, measured))
     _check_count("get_lengths()", len(lengths), len(rows), "length per row")
     for length in lengths:
