@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
+import penstock as ps
 from penstock.errors import BadRowsError, RowError, UsageError
 from penstock.handlers.images import IMAGENET_MEAN, IMAGENET_STD, PytorchImageModelHandler
 from penstock.testing import check_handler
@@ -375,3 +377,43 @@ def test_a_missing_pillow_says_how_to_install_it() -> None:
     done = run_python(code)
     assert done.stdout == "imported\n"
     assert "pillow is not installed; run: pip install 'penstock[images]'" in done.stderr
+
+
+# In a pipeline.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_table_of_images_in_a_pipeline(workers: int, folder: Path, tmp_path: Path) -> None:
+    contents = [encoded(pixels(20, 30), "JPEG") for _ in range(8)]
+    contents[3], contents[5] = contents[3][:200], None
+    pq.write_table(pa.table({"id": range(8), "image": pa.array(contents, pa.binary())}), tmp_path / "in.parquet")
+    handler = PytorchImageModelHandler(
+        state_dict_path=str(folder / "net.pt"), model_class=SmallNet, size=(16, 16), columns="image", output_prefix="net_"
+    )
+    pipeline = ps.Pipeline(workers=workers)
+    rows = pipeline | ps.ReadFromParquet(tmp_path / "in.parquet")
+    good, failures = rows | "Look" >> ps.RunInference(handler).with_exception_handling()
+    good | ps.WriteToParquet(tmp_path / "good")
+    failures.failed_inferences | ps.Map(lambda row: [row[0]["id"], row[1].kind]) | ps.WriteToJsonl(tmp_path / "bad")
+    pipeline.run()
+    made = pq.read_table(tmp_path / "good")
+    assert made.column_names == ["id", "image", "net_features", "net_logits", "net_model_id"]
+    assert made["id"].to_pylist() == [0, 1, 2, 4, 6, 7]
+    assert made.schema.field("net_logits").type == pa.list_(pa.float32(), 2)
+    expected = answers_of(handler, *made["image"].to_pylist())["logits"]
+    torch.testing.assert_close(torch.tensor(made["net_logits"].to_pylist()), expected)
+    lines = "".join(path.read_text() for path in sorted((tmp_path / "bad").glob("part-*"))).split()
+    assert lines == ['[3,"preparing"]', '[5,"preparing"]']
+
+
+def test_rows_of_images_in_a_pipeline(folder: Path, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{at}.png") for at in range(4)]
+    for path in paths:
+        Path(path).write_bytes(encoded(pixels(9, 9)))
+    handler = PytorchImageModelHandler(state_dict_path=str(folder / "net.pt"), model_class=SmallNet)
+    results = (ps.Pipeline(workers=0) | ps.Create(paths) | ps.RunInference(handler)).collect()
+    assert [result.example for result in results] == paths
+    torch.testing.assert_close(
+        torch.stack([each.inference["logits"] for each in results]), answers_of(handler, *paths)["logits"]
+    )
+    assert results[0].model_id == str(folder / "net.pt")

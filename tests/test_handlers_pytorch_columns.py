@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+import penstock as ps
 from penstock.errors import BadRowsError, RowError, UsageError
 from penstock.handlers.pytorch import (
     PytorchModelHandlerKeyedTensor,
@@ -262,3 +264,45 @@ def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
         sums("x", output_column="a", output_prefix="b")
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_batchsize'"):
         sums("x", max_batchsize=3)
+
+
+# In a pipeline.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_columns_in_a_pipeline(workers: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = saved(Named(), tmp_path / "named.pt")
+    pq.write_table(TABLE, tmp_path / "in.parquet")
+    handler = PytorchModelHandlerKeyedTensor(
+        state_dict_path=path, model_class=Named, columns=["n", "vector"], output_prefix="named_"
+    )
+    with ps.Pipeline(workers=workers) as pipeline:
+        rows = pipeline | ps.ReadFromParquet(tmp_path / "in.parquet")
+        rows | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
+    made = pq.read_table(tmp_path / "out")
+    assert made.column_names == [*TABLE.column_names, "named_rows", "named_sum", "named_model_id"]
+    assert made.schema.field("named_rows").type == pa.list_(pa.float32(), 2)
+    expected = answers_of(handler, TABLE)
+    torch.testing.assert_close(torch.tensor(made["named_rows"].to_pylist()), expected["rows"])
+    assert set(made["named_model_id"].to_pylist()) == {path}
+
+
+def test_dicts_in_a_pipeline(sums: Any) -> None:
+    def run(handler: Any) -> list[Any]:
+        return (ps.Pipeline(workers=0) | ps.Create(ROWS) | ps.RunInference(handler)).collect()
+
+    results = run(sums(["x", "n"]))
+    assert [(each.example["id"], float(each.inference)) for each in results] == [(str(at), at * 6.0) for at in range(5)]
+    rows = run(sums(["x", "n"], output_column="score"))
+    assert [(row["id"], float(row["score"])) for row in rows] == [(str(at), at * 6.0) for at in range(5)]
+    own = run(sums(["x", "n"], inference_fn=own_inference_fn))
+    assert [(each.example["id"], float(each.inference)) for each in own] == [(str(at), at * 6.0) for at in range(5)]
+
+
+def test_tensors_in_a_pipeline(sums: Any) -> None:
+    examples = [torch.tensor([float(at), 1.0]) for at in range(5)]
+    results = (ps.Pipeline(workers=0) | ps.Create(examples) | ps.RunInference(sums(None))).collect()
+    assert [float(each.inference) for each in results] == [at * 2 + 2.0 for at in range(5)]
+    assert all(torch.is_tensor(each.inference) for each in results)
+    assert [each.example.tolist() for each in results] == [each.tolist() for each in examples]

@@ -466,3 +466,59 @@ def test_a_usage_error_of_a_handler_ends_the_run(handling: dict[str, Any]) -> No
 def test_frames_without_a_column(uri: str) -> None:
     with pytest.raises(RowError, match=r"columns \['nope'\] are not there"):
         answers_of(SklearnModelHandlerPandas(uri, columns=["nope"]), [ONE_ROW])
+
+
+# Answers, in a pipeline.
+
+
+def label_and_proba(model: Any, data: Any, inference_args: Any) -> Any:
+    return {"label": model.predict(data), "proba": model.predict_proba(data)}
+
+
+def test_rows_are_answered_by_numpy_s_values(uri: str, classifier: Any) -> None:
+    results = (ps.Pipeline(workers=0) | ps.Create(ROWS) | ps.RunInference(SklearnModelHandlerNumpy(uri))).collect()
+    assert [type(result.inference) for result in results] == [np.int64] * 40
+    assert [result.inference for result in results] == classifier.predict(X).tolist()
+    assert [result.example for result in results] == ROWS
+    assert {result.model_id for result in results} == {uri}
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=label_and_proba)
+    results = (ps.Pipeline(workers=0) | ps.Create(ROWS) | ps.RunInference(handler)).collect()
+    assert [result.inference["proba"].shape for result in results] == [(2,)] * 40
+
+
+def test_answers_are_columns_of_the_names_that_are_given(uri: str, classifier: Any, tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "rows.parquet")
+    handler = SklearnModelHandlerNumpy(uri, columns=FEATURES, inference_fn=label_and_proba, output_prefix="my_")
+    with ps.Pipeline(workers=0) as pipeline:
+        rows = pipeline | ps.ReadFromParquet(tmp_path / "rows.parquet")
+        rows | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
+    made = pq.read_table(tmp_path / "out")
+    assert made.column_names == [*FEATURES, "my_label", "my_proba", "my_model_id"]
+    assert made["my_label"].to_pylist() == classifier.predict(X).tolist()
+    np.testing.assert_allclose(made["my_proba"].to_pylist(), classifier.predict_proba(X))
+
+
+def test_rows_with_nan_cost_no_search(uri: str, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def predict(model: Any, data: Any, inference_args: Any) -> Any:
+        with calls.open("a") as file:
+            file.write(f"{len(data)} ")
+        return model.predict(data)
+
+    rows = [row | {"a": float("nan")} if at % 100 == 7 else row for at, row in enumerate(ROWS * 50)]
+    handler = SklearnModelHandlerNumpy(uri, inference_fn=predict, max_batch_size=2000)
+    good, failures = ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler).with_exception_handling()
+    assert len(good.collect()) == 1980
+    assert calls.read_text().split() == ["2000", "1", "1980"]
+    assert len(failures.failed_inferences.collect()) == 20
+
+
+def test_steps_that_share_a_model_take_the_same_columns(uri: str) -> None:
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create(ROWS)
+    for name, columns in [("one", FEATURES), ("other", FEATURES[::-1])]:
+        handler = SklearnModelHandlerNumpy(uri, columns=columns, output_column=name)
+        rows = rows | name >> ps.RunInference(handler, model_identifier="m")
+    with pytest.raises(UsageError, match="steps 'one' and 'other' have the model_identifier 'm', but their handlers differ"):
+        rows.collect()

@@ -25,6 +25,7 @@ from sklearn.linear_model import LinearRegression
 import penstock as ps
 from penstock.errors import InputError
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
+from penstock.handlers.images import PytorchImageModelHandler
 from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.io.digests import sha256_of
@@ -482,6 +483,15 @@ HANDLERS = {
         lambda **more: PytorchModelHandlerKeyedTensor(torch_script_model_path="a.pt", **more),
         FREE,
         {"torch_script_model_path": PytorchModelHandlerKeyedTensor(torch_script_model_path="b.pt")},
+    ),
+    "torch images": (
+        lambda **more: PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, **more),
+        {**FREE, "device": "GPU"},
+        {
+            "size": PytorchImageModelHandler(torch_script_model_path="a.pt", size=9),
+            "mean": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, mean=0.5),
+            "columns": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, columns="image"),
+        },
     ),
     "sklearn": (
         lambda **more: SklearnModelHandlerNumpy("a.skops", **more),

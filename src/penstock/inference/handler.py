@@ -367,7 +367,9 @@ def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:
 
 def describes_same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:
     """Whether two steps can share a model; the functions around it are each step's own."""
-    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching", "_columns", "_output_column", "_output_prefix"}
+    around = {"_preprocess_fns", "_postprocess_fns", "_no_batching", "_output_column", "_output_prefix"}
+    if not one.takes_columns():  # else its columns go into the call of the model
+        around.add("_columns")
     settings = [{k: v for k, v in vars(handler).items() if k not in around} for handler in (one, other)]
     try:
         return type(one) is type(other) and bool(settings[0] == settings[1])

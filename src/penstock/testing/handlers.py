@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ModelHandler, measures_examples
 from penstock.rows import PredictionResult, many
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ def _prepared(handler: Handler, examples: Sequence[Any], inference_args: Inferen
     if not handler.prepares():
         return list(examples)
     tool = _attempt("load_prepare()", handler.load_prepare)
-    values = _prepare(handler, examples, tool, inference_args)
+    made = _prepare(handler, examples, tool, inference_args)
+    values = [_after_travel("a prepared value", value) for value in made]
     for at, value in enumerate(values):
         alone = _prepare(handler, [examples[at]], tool, inference_args)[0]
         if not _same(alone, value, 0.0):
@@ -127,7 +128,7 @@ def _prepared(handler: Handler, examples: Sequence[Any], inference_args: Inferen
                 f"prepare() gives {value!r} for example {at} among others, but {alone!r} for it alone; a value must not "
                 "depend on the other examples"
             )
-    return [_after_travel("a prepared value", value) for value in values]
+    return values
 
 
 def _prepare(handler: Handler, examples: Sequence[Any], tool: Any, inference_args: InferenceArgs) -> list[Any]:
@@ -141,7 +142,7 @@ def _prepare(handler: Handler, examples: Sequence[Any], tool: Any, inference_arg
 def _check_lengths(handler: Handler, examples: list[Any], rows: list[Any]) -> None:
     if not handler.measures_length():
         return
-    measured = rows if handler._batch_length_fn is None else examples
+    measured = examples if measures_examples(handler) else rows
     lengths = list(_attempt("get_lengths()", handler.get_lengths, measured))
     _check_count("get_lengths()", len(lengths), len(rows), "length per row")
     for length in lengths:
