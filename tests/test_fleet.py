@@ -114,7 +114,7 @@ def test_what_a_failed_attempt_measured_counts_with_the_next_one():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_wake_is_heard_from_another_thread_before_a_wait_and_after_the_end(workers):
     job, setup = set_up_for(workers)
-    spec = FleetSpec(programs=job.programs(), pools=setup.pools, around=job.surroundings("fleet"))
+    spec = FleetSpec(programs=job.programs(), pools=setup.pools, around=job.surroundings(setup.pools, "fleet"))
     with ps.LocalEngine().fleet(spec) as fleet:
         fleet.wake()
         assert fleet.wait(None) == []

@@ -23,7 +23,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 import penstock as ps
-from penstock.errors import BadRowsError, InputError, PredictionCountError, UsageError
+from penstock.errors import BadRowsError, InputError, PredictionCountError, RowError, UsageError
 from penstock.handlers.huggingface import (
     HuggingFacePipelineModelHandler,
     SentenceTransformerModelHandler,
@@ -416,6 +416,22 @@ def _rounded(value: Any) -> Any:
     return [_rounded(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.parametrize(
+    ("task", "model_class"),
+    [("ner", transformers.BertForTokenClassification), ("fill-mask", transformers.BertForMaskedLM)],
+)
+def test_padding_on_the_left(task: str, model_class: Any, tmp_path: Path) -> None:
+    path = Path(saved_model(tmp_path, model_class))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": "left"}))
+    handler = HuggingFacePipelineModelHandler(task, str(path))
+    model = handler.load_model()
+    assert model.tokenizer.padding_side == "left"
+    expected = list(default_pipeline_inference_fn(MASKED, model, {}))
+    assert _rounded(expected) != _rounded(list(default_pipeline_inference_fn(MASKED, model, {"batch_size": 1})))
+    assert _rounded(answers(handler, MASKED, model)) == _rounded(expected)
+
+
 def test_features_are_arrays(tmp_path: Path) -> None:
     handler = HuggingFacePipelineModelHandler("feature-extraction", saved_model(tmp_path, transformers.BertModel))
     model = handler.load_model()
@@ -464,15 +480,13 @@ def test_images_are_decoded_beside_the_data(tmp_path: Path) -> None:
         images,
         [file.getvalue() for file in files],
         [str(tmp_path / f"{at}.png") for at in range(3)],
+        [{"bytes": file.getvalue(), "path": None} for file in files],
+        list(noise.transpose(0, 3, 1, 2)),
     ):
         assert _rounded(answers(handler, examples, model)) == _rounded(expected)
     error = bad_rows(handler, [images[0], b"no image", None, 7, "/nowhere.png"])
-    assert {at: type(each) for at, each in error.errors.items()} == {
-        1: ValueError,
-        2: TypeError,
-        3: TypeError,
-        4: FileNotFoundError,
-    }
+    assert list(error.errors) == [1, 2, 3, 4]
+    assert {type(each) for each in error.errors.values()} == {RowError}
 
 
 def test_text_generation_does_not_depend_on_the_batch(tmp_path: Path) -> None:
@@ -536,6 +550,35 @@ def test_keys_do_not_get_in_the_way_of_lengths(plain: SentenceTransformer, pipel
         assert isinstance(result, PredictionResult)
         assert result.example == TEXTS[key % len(TEXTS)]
         assert np.abs(result.inference - expected[key % len(TEXTS)]).max() < 1e-4
+
+
+def test_a_column_of_texts_becomes_columns_of_answers(plain: SentenceTransformer, classifier: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(6), "body": REVIEWS}), tmp_path / "rows.parquet")
+    p = ps.Pipeline(workers=0)
+    rows = p | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    encoder = SentenceTransformerModelHandler(MINILM, columns="body", output_column="vector")
+    classes = HuggingFacePipelineModelHandler("text-classification", classifier, columns=["body"], output_prefix="class_")
+    rows | ps.RunInference(encoder) | ps.RunInference(classes) | ps.WriteToParquet(str(tmp_path / "out"))
+    p.run()
+    made = pq.read_table(tmp_path / "out")
+    assert made.column_names == [
+        *("id", "body", "vector", "vector_model_id", "class_label", "class_score", "class_model_id"),
+    ]
+    assert made.schema.field("vector").type == pa.list_(pa.float32(), 384)
+    expected = plain.encode(REVIEWS, batch_size=1, show_progress_bar=False)
+    assert np.abs(np.array(made["vector"].to_pylist()) - expected).max() < 1e-4
+    assert made["class_label"].to_pylist() == answers(classes, REVIEWS)["label"].tolist()
+
+
+def test_nulls_in_a_column_of_texts_are_failures(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(3), "body": ["good", None, "bad"]}), tmp_path / "rows.parquet")
+    p = ps.Pipeline(workers=0)
+    rows = p | ps.ReadFromParquet(str(tmp_path / "rows.parquet"))
+    step = ps.RunInference(SentenceTransformerModelHandler(MINILM, columns="body", output_column="vector"))
+    good, bad = rows | step.with_exception_handling()
+    failed = bad.failed_inferences | ps.Map(lambda failed: (failed[0]["id"], failed[1].kind, failed[1].error_type))
+    assert [row["id"] for row in good.collect()] == [0, 2]
+    assert failed.collect() == [(1, "preparing", "TypeError")]
 
 
 # What goes wrong.

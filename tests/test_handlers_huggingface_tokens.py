@@ -34,6 +34,7 @@ TEXTS = [
     " " * 9000 + "a",
     "unbroken," * 900,
     "don't re-do it ﬁne \u2003 " * 60,
+    "zzzzzzzzzzzz " * 4 + "new york, and more than fits",
 ]
 PAIRS = [("a film", "the plot"), ("word " * 300, "a short one"), ("a", "word " * 300)]
 CORPUS = [*TEXTS[:4], "the plot was dull and bright", "a short film about words"] * 4
@@ -53,11 +54,13 @@ def vocabulary(model: Any, trainer: Any, pre_tokenizer: Any) -> dict[str, Any]:
     return dict(json.loads(tokenizer.to_str())["model"])
 
 
-def bert(folder: Path, **settings: Any) -> str:
+def bert(folder: Path, added: str = "", **settings: Any) -> str:
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=names, show_progress=False)
     vocab = vocabulary(models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizers.BertPreTokenizer())["vocab"]
-    return in_folder(folder, transformers.BertTokenizer(vocab=vocab, model_max_length=32, **settings), "bert")
+    tokenizer = transformers.BertTokenizer(vocab=vocab, model_max_length=32, **settings)
+    tokenizer.add_tokens([added] if added else [])
+    return in_folder(folder, tokenizer, "bert")
 
 
 def mpnet(folder: Path) -> str:
@@ -111,7 +114,12 @@ def cut_from_the_left(folder: Path) -> str:
     return bert(folder, truncation_side="left")
 
 
-@pytest.mark.parametrize("make", [minilm, bert, cased, cut_from_the_left, mpnet, roberta, xlm_roberta, own])
+def two_words(folder: Path) -> str:
+    """One with a token that a long text could be cut in."""
+    return bert(folder, added="new york")
+
+
+@pytest.mark.parametrize("make", [minilm, bert, cased, two_words, cut_from_the_left, mpnet, roberta, xlm_roberta, own])
 def test_the_ids_are_those_of_transformers(make: Any, tmp_path: Path) -> None:
     files = ModelFiles(make(tmp_path))
     loaded = load_tokenizer(files)

@@ -208,7 +208,7 @@ def test_small_blocks_make_large_row_groups(tmp_path: Path) -> None:
     blocks = [table(i * 100, i * 100 + 100) for i in range(1500)]
     assert written(tmp_path / "out", *blocks).equals(pa.concat_tables(blocks))
     metadata = pq.read_metadata(tmp_path / "out" / "part-00000.parquet")
-    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [131_072, 28, 18_900]
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [131_072, 18_928]
 
 
 class Point(NamedTuple):
@@ -223,7 +223,7 @@ def test_rows_of_many_kinds(tmp_path: Path) -> None:
         PredictionResult({"v": np.zeros(2, "f4")}, torch.tensor([3.0, 4.0]), None),
     ]
     out = written(tmp_path / "a", rows_in)
-    assert out.schema.field("inference").type == pa.list_(pa.float32())
+    assert out.schema.field("inference").type == pa.list_(pa.float32(), 2)
     assert out.to_pylist()[1] == {"example": {"v": [0.0, 0.0]}, "inference": [3.0, 4.0], "model_id": None}
     short = torch.ones(1, dtype=torch.bfloat16)
     out = written(tmp_path / "b", [{"m": np.eye(2), "s": np.float32(2), "z": np.array(3), "b": short, "p": Point(1, [])}])

@@ -90,6 +90,34 @@ def test_a_table_is_written_as_its_rows(tmp_path: Path, write: Any, read: Any, r
     assert read_back(read(tmp_path)) == [{"i": "1"}, {"i": "2"}, {"i": "3"}]
 
 
+VECTORS = pa.table(
+    {
+        "vector": pa.array([[0.5, 1.5], None], pa.list_(pa.float32(), 2)),
+        "half": pa.FixedSizeListArray.from_arrays(pa.array(np.array([0.5, 1, 2, 3], "f2")), 2),
+        "flags": pa.array([[True], [None]], pa.list_(pa.bool_(), 1)),
+        "bytes": pa.array([[1, 255], [0, 3]], pa.list_(pa.uint8(), 2)),
+        "square": pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int64(), 2), 1)),
+        "struct": pa.array([{"v": [1, 2], "t": "x"}, None], pa.struct({"v": pa.list_(pa.float32(), 2), "t": pa.string()})),
+        "model_id": pa.array(["m", None]).dictionary_encode(),
+    }
+)
+
+
+def test_vectors_of_a_table_are_lists_in_json_and_have_no_place_in_csv(tmp_path: Path) -> None:
+    write_all(WriteToJsonl(tmp_path / "json"), VECTORS)
+    first = {"vector": [0.5, 1.5], "half": [0.5, 1.0], "flags": [True], "bytes": [1, 255], "square": [[1, 2]]}
+    second = {"vector": None, "half": [2.0, 3.0], "flags": [None], "bytes": [0, 3], "square": [[3, 4]]}
+    assert read_back(ReadFromJsonl(tmp_path / "json")) == [
+        {**first, "struct": {"v": [1.0, 2.0], "t": "x"}, "model_id": "m"},
+        {**second, "struct": None, "model_id": None},
+    ]
+    for name in VECTORS.column_names[:-1]:
+        with pytest.raises(OutputError, match=rf"column '{name}' holds a (list|dict), which CSV has no way to write"):
+            write_all(WriteToCsv(tmp_path / name), VECTORS.select([name]))
+    write_all(WriteToCsv(tmp_path / "csv"), VECTORS.select(["model_id"]))
+    assert read_back(ReadFromCsv(tmp_path / "csv"))[0] == {"model_id": "m"}
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(OutputError, match=r"file/out: cannot be written: Not a directory; choose a folder"):

@@ -92,7 +92,12 @@ ARROW: list[tuple[pa.Array, Any]] = [
     (pa.array([Decimal("1.25")], pa.decimal128(10, 2)), 1.25),
     (pa.array([[1, 2]], pa.list_(pa.int64())), "[1,2]"),
     (pa.array([[1, 2]], pa.list_(pa.float32(), 2)), "[1.0,2.0]"),
+    (pa.array([[0.5, 2]], pa.list_(pa.float16(), 2)), "[0.5,2.0]"),
+    (pa.array([[True, None]], pa.list_(pa.bool_(), 2)), "[true,null]"),
+    (pa.array([[[1], [2]]], pa.list_(pa.list_(pa.uint8(), 1), 2)), "[[1],[2]]"),
+    (pa.array([None], pa.list_(pa.float32(), 2)), None),
     (pa.array([{"a": 1}]), '{"a":1}'),
+    (pa.array([{"v": [1, 2]}], pa.struct({"v": pa.list_(pa.float32(), 2)})), '{"v":[1.0,2.0]}'),
     (pa.array([None]), None),
 ]
 

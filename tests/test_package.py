@@ -14,7 +14,7 @@ from penstock import errors
 
 SOURCE = Path(penstock.__file__).parent
 
-BASE = {"failures", "row_copies", "answers", "forks", "rows", "blocks", "errors"}
+BASE = {"failures", "row_copies", "answers", "forks", "rows", "blocks", "tables", "errors"}
 
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
 # A folder inside a folder is a layer, too.
@@ -55,6 +55,7 @@ LAYERS = {
     "transport": {"rows", "blocks", "errors"},
     "blocks": {"rows", "errors"},
     "answers": {"rows"},
+    "tables": set(),
     "seeding": set(),
     "retry": {"errors"},
     "failures": {"rows", "errors"},

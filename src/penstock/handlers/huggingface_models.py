@@ -203,6 +203,6 @@ def _fits(kind: pa.DataType, takes: str) -> bool:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     texts = (types.is_string, types.is_large_string, types.is_null, getattr(types, "is_string_view", types.is_string))
     chats = (types.is_list, types.is_large_list)
-    images = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    images = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_struct)  # {bytes, path}
     more = {"texts": (), "texts or chats": chats, "images": images}[takes]
     return any(test(kind) for test in (*texts, *more))

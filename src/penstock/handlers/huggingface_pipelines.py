@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.errors import PredictionCountError, UsageError
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
-from penstock.handlers.huggingface_images import check_pillow, decoded_images
 from penstock.handlers.huggingface_models import (
     BatchSettings,
     HuggingFaceModelHandler,
@@ -44,6 +43,7 @@ from penstock.handlers.huggingface_tokens import (
     prepared,
     raise_bad_rows,
 )
+from penstock.handlers.image_decoding import ImageDecoding, import_pillow
 from penstock.rows import shorten
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
     def load_prepare(self) -> TextTokenizer | None:
         """The tokenizer, for texts."""
         if not self._counts_tokens():
-            check_pillow()
+            import_pillow()
             return None
         check_place(self._model)
         with reading(f"the tokenizer of model={self._model!r}"):
@@ -135,7 +135,8 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
         self, examples: Sequence[Any], tool: TextTokenizer | None, inference_args: InferenceArgs = None
     ) -> list[Any]:
         if tool is None:
-            return decoded_images(examples)
+            images, errors = prepared(examples, _image_of)
+            return raise_bad_rows(errors, images)
         tokens = self._takes_tokens(tool, inference_args or {})
         texts, errors = prepared(examples, self._text_of if self._inference_fn is None else _any_text)
         settings = self._tokenizer_settings(inference_args or {})
@@ -290,6 +291,12 @@ def _known_task(task: str, load_args: Mapping[str, Any]) -> str:
         return str(check_task(task)[0])
     except KeyError as exc:
         raise UsageError(f"task={task!r}: {exc.args[0]}") from exc
+
+
+def _image_of(example: Any) -> Any:
+    """The image, upright and in RGB; arrays and URLs are left to the pipeline."""
+    is_url = isinstance(example, str) and example.startswith(("http://", "https://", "data:"))
+    return example if is_url or hasattr(example, "shape") else ImageDecoding().upright(example)
 
 
 def _pair_of(example: Any) -> Text | None:

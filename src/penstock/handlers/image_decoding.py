@@ -70,7 +70,7 @@ class ImageDecoding:
 
     def decode(self, example: Any) -> Any:
         """The array of one image, uint8 [height, width, channels], or what transform() makes of the image."""
-        image = self._upright(example)
+        image = self.upright(example)
         if self.transform is None:
             return _array(image)
         made = self.transform(image)
@@ -78,7 +78,7 @@ class ImageDecoding:
             raise RowError(f"transform= returned {type(made).__name__} for {_named(example)}; expected an array or a tensor")
         return made
 
-    def _upright(self, example: Any) -> Image:
+    def upright(self, example: Any) -> Image:
         """The image, decoded, upright, in the right mode and size."""
         from PIL import ImageOps
 

@@ -209,6 +209,13 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
     def _takes_lists(self) -> bool:
         return True
 
+    def is_native(self) -> bool:
+        """Only TorchScript: the class of another model is Python."""
+        return type(self).__module__ == __name__ and self.wraps_answers and self._source.torch_script_model_path is not None
+
+    def is_thread_safe(self, model: torch.nn.Module) -> bool:
+        return self.is_native()
+
     def changes_rows(self) -> bool:
         """Not where all it does with them is to stack them."""
         return not self.wraps_answers

@@ -21,6 +21,7 @@ from penstock.handlers.sklearn_data import (
     rows_not_finite,
 )
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
+from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
@@ -133,6 +134,12 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
     def run_inference_columns(self, table: pa.Table, model: BaseEstimator, inference_args: InferenceArgs = None) -> Any:
         check_names(self.input_columns(), table.column_names)
         return self._run(self._data_of_table(table), table.num_rows, model, inference_args)
+
+    def is_native(self) -> bool:
+        return type(self).__module__ == __name__ and self._inference_fn is _predict
+
+    def is_thread_safe(self, model: BaseEstimator) -> bool:
+        return self.is_native() and is_thread_safe(model)
 
     def model_id(self) -> str:
         return without_secrets(str(self._model_uri))

@@ -26,6 +26,7 @@ from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, not_packed
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.rows import PredictionResult, let_through, safe_str, without
+from penstock.tables import table_of
 
 
 class Made(NamedTuple):
@@ -83,6 +84,8 @@ class InferenceStream:
     def push(self, block: Block) -> Iterator[Made]:
         """Submit a block; yield what is there of its rows and of those before."""
         first, self._pushed = self._pushed, self._pushed + row_count(block)
+        if self._columns and self._spec.handler.input_columns() is not None and isinstance(block, list):
+            block = table_of(block) or block  # of readers that give records; where a table holds just the same
         if is_table(block):
             self._check_columns(block)
         if self._path.prebatched:

@@ -60,9 +60,7 @@ class Output:
         import pyarrow as pa
 
         if not pa.types.is_struct(column.type):
-            raise UsageError(
-                f"output_prefix={self.prefix!r} is for models with several outputs, {_SEVERAL} not {column.type}"
-            )
+            raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {column.type}")
         parts = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         return {f"{self.prefix}{field.name}": parts.field(at) for at, field in enumerate(column.type)}
 
@@ -126,11 +124,11 @@ def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str |
     """Which model answered each row."""
     import pyarrow as pa
 
-    ids = list(dict.fromkeys([model_id, *others.values()]))
-    if len(ids) == 1:
-        numbers = pa.repeat(pa.scalar(0, pa.int32()), rows)
-    else:
-        numbers = pa.array([ids.index(others.get(at, model_id)) for at in range(rows)], pa.int32())
+    ids = [each for each in dict.fromkeys([model_id, *others.values()]) if each is not None]
+    place = {each: at for at, each in enumerate(ids)}  # None: a null, which cannot be one of the values
+    numbers = pa.repeat(pa.scalar(place.get(model_id), pa.int32()), rows)  # type: ignore[arg-type]
+    if others:
+        numbers = pa.array([place.get(others.get(at, model_id)) for at in range(rows)], pa.int32())  # type: ignore[arg-type]
     return pa.DictionaryArray.from_arrays(numbers, pa.array(ids, pa.string()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -222,6 +221,16 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """How many run_inference() calls may run at once on one model copy: more than 1 for thread-safe models."""
         return 1
 
+    def is_native(self) -> bool:
+        """Whether loading and calling this model runs no Python but its framework's, and takes little time for a row: short
+        jobs then run in threads of the user's process. A class of the user's own, derived from any other, is not."""
+        return False
+
+    def is_thread_safe(self, model: ModelT) -> bool:
+        """Whether several threads may call this loaded model at once. Asked in short jobs; elsewhere
+        max_concurrent_batches() counts."""
+        return False
+
     def prepares_ahead(self) -> bool:
         """Whether run_inference() may be called for the next batch while one is on a device that takes them in turn: its
         rows are then collated and moved meanwhile. For thread-safe handlers of models on an accelerator."""
@@ -328,21 +337,6 @@ def _checked_variables(variables: object) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f'env_vars={{{name!r}: {value!r}}}: expected text for both: {{"{name}": "{value}"}}')
     return dict(variables or {})
-
-
-def check_run_inference(handler: ModelHandler[Any, Any, Any]) -> None:
-    """UsageError when run_inference() cannot be called as it will be: with a batch, the model and arguments."""
-    try:
-        signature = inspect.signature(handler.run_inference)
-    except (TypeError, ValueError):  # of something that is not written in Python
-        return
-    try:
-        signature.bind([], None, None)
-    except TypeError as exc:
-        raise UsageError(
-            f"{type(handler).__name__}.run_inference{signature} cannot be called with (batch, model, inference_args): {exc}"
-            "; define it as run_inference(self, batch, model, inference_args=None), as Beam does"
-        ) from None
 
 
 def _check_function(method: str, fn: object) -> None:

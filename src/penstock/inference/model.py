@@ -167,6 +167,10 @@ class ModelCopy:
         """By how much this process grew when the model was loaded."""
         return 0 if self._loaded is None else self._loaded.bytes
 
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may call the model that is loaded at once."""
+        return self._loaded is not None and self.handler.is_thread_safe(self._loaded.model)
+
     def unload(self) -> None:
         """Let go of the model, and give its memory back."""
         with self._loading:

@@ -81,6 +81,7 @@ class Sessions(Shared):
             self._open.clear()
         for session in sessions:
             session.close(wait=wait)
+        self.native_threads.close()
 
 
 class InferenceSession:
@@ -187,6 +188,16 @@ class InferenceSession:
         if loaded is not None:
             with self._changed:
                 self._measures.loaded(loaded.seconds, loaded.bytes)
+            self._share_cores()
+
+    def _share_cores(self) -> None:
+        """In a short job all threads may call a model that is safe for it, each with its share of the cores. Where one at a
+        time does, its libraries may use them all."""
+        threads = self._owner.around.threads
+        if threads > 1 and not self._in_turn and self._model.is_thread_safe():
+            self._owner.native_threads.look()
+            with self._changed:
+                self._limit = self._at_once = max(self._limit, threads)
 
     # The callers' side.
 
@@ -256,6 +267,7 @@ class InferenceSession:
             started = time.perf_counter()
             request = spans[0].entry.item
             lane = request.lane
+            self._owner.native_threads.limit_this_thread()
             outcome = self._model.outcomes(batch, request.args, lane.step, lane.handling, lane.retry)
             ended = time.perf_counter()
             size = self._sampled_size(batch)

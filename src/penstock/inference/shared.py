@@ -6,6 +6,7 @@ import threading
 
 from penstock.inference.lane import Caller
 from penstock.inference.ticket import Ticket
+from penstock.models.native_threads import NativeThreads
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
@@ -18,6 +19,7 @@ class Shared:
         self.changed = threading.Condition()
         self.metrics = metrics
         self.around = around or Surroundings()
+        self.native_threads = NativeThreads(max(1, self.around.cores // self.around.threads))
         self._waiting: set[Caller] = set()
 
     # Who waits, for the fronts of all sessions here. The lock is held. A caller that has its answers can add rows, even if

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,6 @@ from penstock.inference.columns import Output
 from penstock.inference.handler import (
     ModelHandler,
     check_copies,
-    check_run_inference,
     describes_same_model,
     output_of,
     variables_of,
@@ -55,7 +55,7 @@ class InferenceSpec:
         path = RowPath.of(handler)
         inner = path.model_handler
         check_copies(inner.model_copies())
-        check_run_inference(inner)
+        _check_run_inference(inner)
         inner.validate_inference_args(inference_args)
         limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
         if limits.max_padded_cost is not None and not inner.measures_length():
@@ -84,6 +84,12 @@ class InferenceSpec:
         handler = self.handler
         by_itself = handler.takes_columns() and not handler.prepares()
         return self.path.plain and (handler.input_columns() is not None or bool(by_itself))
+
+    def is_native(self) -> bool:
+        """Whether tables reach the model as they are, and no Python of the user's runs on the way."""
+        handler = self.handler
+        measured = self.limits.weigh is not None or handler.measures_length()
+        return self.takes_columns() and handler.is_native() and not (measured or handler.prepares())
 
     def sees_columns(self, table: Any) -> bool:
         """Whether the handler can say what a table lacks; rows that are a model's answers are no records to it."""
@@ -130,3 +136,18 @@ def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
 
 def _guards(step: InferenceSpec) -> tuple[float | None, bool]:
     return (None, False) if step.handling is None else (step.handling.timeout, step.handling.use_subprocess)
+
+
+def _check_run_inference(handler: ModelHandler[Any, Any, Any]) -> None:
+    """UsageError when run_inference() cannot be called as it will be: with a batch, the model and arguments."""
+    try:
+        signature = inspect.signature(handler.run_inference)
+    except (TypeError, ValueError):  # of something that is not written in Python
+        return
+    try:
+        signature.bind([], None, None)
+    except TypeError as exc:
+        raise UsageError(
+            f"{type(handler).__name__}.run_inference{signature} cannot be called with (batch, model, inference_args): {exc}"
+            "; define it as run_inference(self, batch, model, inference_args=None), as Beam does"
+        ) from None

@@ -90,6 +90,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
             batch=spec.limits.max_size,
             by_length=spec.handler.measures_length(),
             takes_batches=spec.path.prebatched,
+            columns=spec.is_native(),
             failures=frozenset(spec.path.failure_tags()),
             handling=spec.handling,
             retry=spec.retry,

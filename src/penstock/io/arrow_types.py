@@ -1,4 +1,4 @@
-"""Types of Arrow: which of them hold the values of another unchanged, and which one those of two parts of an output."""
+"""Types of Arrow: which of them hold the values of another unchanged."""
 
 from __future__ import annotations
 
@@ -26,27 +26,6 @@ def is_lossless(source: pa.DataType, target: pa.DataType, *, rounds: bool) -> bo
     if types.is_floating(source) and types.is_floating(target):
         return rounds or target.bit_width >= source.bit_width
     return any(one(source) and other(target) for one, other in _KEPT)
-
-
-def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type for a column that has one in some parts and the other in others: a null fits every type, and a struct may
-    have more fields. None if there is no such type."""
-    if one == other or types.is_null(other):
-        return one
-    if types.is_null(one):
-        return other
-    if types.is_struct(one) and types.is_struct(other):
-        fields = {field.name: field for field in one}
-        for field in other:
-            found = merged(fields[field.name].type, field.type) if field.name in fields else field.type
-            if found is None:
-                return None
-            fields[field.name] = pa.field(field.name, found)
-        return pa.struct(list(fields.values()))
-    same_list = types.is_list(one) and types.is_list(other)
-    if same_list and (item := merged(one.value_type, other.value_type)) is not None:
-        return pa.list_(item)
-    return None
 
 
 def contains(kind: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:

@@ -57,9 +57,16 @@ class Footer:
     schema: pa.Schema
     groups: tuple[tuple[int, int], ...]
 
+    def byte_size(self) -> int:
+        """What its rows take in memory, about, and at least: a file says of values that repeat what they take in it."""
+        width = sum(map(_least_width, self.schema.types))
+        return sum(max(size, rows * width) for rows, size in self.groups)
+
 
 class ParquetSource(FileSource[dict[str, Any]]):
     """The rows of Parquet files, as tables. Footers are read in the user's process, again if files change."""
+
+    gives_columns = True
 
     def __init__(self, pattern: str, columns: tuple[str, ...] | None) -> None:
         super().__init__(pattern)
@@ -93,6 +100,9 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def count(self) -> int | None:
         return sum(rows for footer in self._footers() for rows, _ in footer.groups)
+
+    def byte_size(self) -> int:
+        return sum(footer.byte_size() for footer in self._footers())
 
     def _footers(self) -> list[Footer]:
         found = self.inputs()
@@ -128,6 +138,14 @@ class ParquetSource(FileSource[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None, "_open": None}
+
+
+def _least_width(kind: pa.DataType) -> int:
+    """Bytes of one value, at least; of text and lists, those of its place."""
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except ValueError:
+        return 4
 
 
 def _has_rows(parquet: Any) -> bool:
@@ -254,7 +272,10 @@ def _table(batches: list[Any], schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches)
-    return pa.Table.from_arrays([table.column(field.name).cast(field.type) for field in schema], schema=schema)
+    found = [(table.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(
+        [column if column.type == kind else column.cast(kind) for column, kind in found], schema=schema
+    )
 
 
 class ReadFromParquet(Read[dict[str, Any]]):
@@ -279,7 +300,8 @@ class WriteToParquet(Write[Any]):
 
     Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. No
     value is changed to fit, but that short float types of a schema round. A field that a row does not have is null. Arrays
-    and tensors become lists. `overwrite` as in WriteToText.
+    and tensors become lists, of a fixed size if all in the output have one shape and none is null. `overwrite` as in
+    WriteToText.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -12,7 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from penstock.errors import OutputError
+from penstock.io.array_columns import column_of_arrays, holds_arrays, numpy_of
 from penstock.io.arrow_types import contains, is_list, is_lossless
+from penstock.io.merged_types import decoded
 from penstock.io.records import LEAVES, listed, named_fields, plain
 from penstock.rows import shorten
 
@@ -22,7 +23,7 @@ NUMBERS = ({int}, {float}, {int, float})
 
 
 def table_of_rows(rows: list[Any], schema: pa.Schema | None, *, rounds: bool) -> pa.Table:
-    """The rows in columns. Those that the schema has are of its types."""
+    """The rows in columns. Those that the schema has are of its types, or of types that fitted() can make them of."""
     records = [named_fields(row, STEP) for row in rows]
     names = dict.fromkeys(records[0])
     if any(record.keys() != names.keys() for record in records):
@@ -43,11 +44,18 @@ def checked_table(table: pa.Table) -> pa.Table:
         )
     if len(set(names)) < len(names):
         raise OutputError(f"{STEP}: two columns have one name ({listed(names)}); rename one of them in a step before")
+    for at, field in enumerate(table.schema):
+        if types.is_dictionary(field.type) and any(chunk.dictionary.null_count for chunk in table.column(at).chunks):
+            plain_column = table.column(at).cast(field.type.value_type)  # Parquet has no null among a dictionary's values
+            table = table.set_column(at, field, plain_column.cast(field.type))
     return table
 
 
 def joined(tables: list[pa.Table]) -> pa.Table:
     """Tables as one, in types that hold the values of all."""
+    if all(table.schema.equals(tables[0].schema) for table in tables):
+        return pa.concat_tables(tables)
+    tables = _decoded_alike(tables)
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as exc:
@@ -56,6 +64,21 @@ def joined(tables: list[pa.Table]) -> pa.Table:
         if not is_lossless(one, wide := table.schema.field(name).type, rounds=False):
             raise _refused(name, f"holds values of {one}, which would be written as {wide}")
     return table
+
+
+def _decoded_alike(tables: list[pa.Table]) -> list[pa.Table]:
+    """The tables, without a dictionary in a column that has another type in another of them."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for field in (field for table in tables for field in table.schema):
+        kinds.setdefault(field.name, set()).add(field.type)
+    mixed = {name for name, found in kinds.items() if len(found) > 1}
+    schemas = [
+        pa.schema([field.with_type(decoded(field.type)) if field.name in mixed else field for field in table.schema])
+        for table in tables
+    ]
+    return [
+        table if table.schema.equals(schema) else table.cast(schema) for table, schema in zip(tables, schemas, strict=True)
+    ]
 
 
 def fitted(table: pa.Table, schema: pa.Schema, *, rounds: bool) -> pa.Table:
@@ -97,21 +120,22 @@ def _infinities(column: Any) -> int:
 
 
 def _array(name: str, values: list[Any], wanted: pa.DataType | None, rounds: bool) -> Any:
-    """A column of these values, of the wanted type if there is one."""
+    """A column of these values. If a type is wanted: of that type, or of one that _cast() makes it of."""
     kinds = set(map(type, values)) - {type(None)}
-    if not kinds <= LEAVES:
-        values = [plain(value, _arrow_value) for value in values]
     try:
-        array = pa.array(values)
-        if _is_doubtful(array.type, kinds, values):
-            _check_kept(name, values, array, False)
-        if wanted is None:
-            return array
-        return _cast(array, wanted, rounds)
+        array = column_of_arrays(values) if holds_arrays(kinds) else None
+        if array is None:
+            values = values if kinds <= LEAVES else [plain(value, _arrow_value) for value in values]
+            array = pa.array(values)
+            if _is_doubtful(array.type, kinds, values):
+                _check_kept(name, values, array, False)
+        if wanted is not None:
+            _cast(array, wanted, rounds)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as exc:
         if wanted is None:
             raise _refused(name, f"{exc}; expected values of one type that Arrow knows") from exc
-    return _array_of(name, values, wanted, rounds)
+        return _array_of(name, [plain(value, _arrow_value) for value in values], wanted, rounds)
+    return array
 
 
 def _array_of(name: str, values: list[Any], wanted: pa.DataType, rounds: bool) -> Any:
@@ -171,9 +195,7 @@ def _refused(name: str, why: str) -> OutputError:
 
 def _arrow_value(value: Any) -> Any:
     """An array or tensor as what Arrow takes, its type of number kept: 1-D arrays, lists of them, NumPy scalars."""
-    if hasattr(value, "detach"):
-        with contextlib.suppress(TypeError):  # NumPy has no bfloat16
-            value = value.detach().cpu().numpy()
+    value = numpy_of(value)
     if type(value).__module__ != "numpy" or value.dtype == object:
         return plain(value.tolist(), _arrow_value)
     if value.dtype.kind in "US" or (value.ndim == 0 and value.dtype == bool):  # Arrow takes NumPy's bools for numbers

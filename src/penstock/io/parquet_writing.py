@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block
 from penstock.errors import OutputError
-from penstock.io.files import short_name, store_of
+from penstock.io.files import is_local, short_name, store_of
 from penstock.io.parts import FilePart, FileSink, FileWriter, Places
 from penstock.io.sink import Part
 
@@ -17,15 +18,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ROWS, GROUP_BYTES = 128 << 10, 32 << 20  # when a row group is written
+SCHEMA_KEY = "ARROW:schema"  # where Arrow keeps its schema in a file
 
 
 class ParquetWriter(FileWriter[Any]):
-    """A part in row groups of a good size. Its schema is the one given, or else what fits the first group."""
+    """A part in row groups of a good size. Its schema is the one given, or else what fits the first group; but a list has a
+    fixed size only if that is one for all rows, which is known when the part ends. Until then, row groups have lists: on
+    disk both are the same, and which of them it is stands in the schema at the end of the file."""
 
     def __init__(self, places: Places, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(places)
-        self._schema = schema
         self._is_given = schema is not None
+        self._schema = schema  # what the part says of itself
+        self._group_schema = schema
         self._compression: Any = compression
         self._kept: list[pa.Table] = []
         self._kept_rows = self._kept_bytes = 0
@@ -33,22 +38,25 @@ class ParquetWriter(FileWriter[Any]):
         self._footer: list[Any] = []  # once it is written
 
     def add(self, block: Block) -> None:
+        from penstock.io.list_sizes import sizes_kept
         from penstock.io.parquet_rows import checked_table, fitted, table_of_rows
 
         rounds = self._is_given  # a float type that the user names is what floats are to become
-        table = table_of_rows(block, self._schema, rounds=rounds) if isinstance(block, list) else checked_table(block)
-        if self._schema is not None:
-            table = fitted(table, self._schema, rounds=rounds)
-        self._kept.append(table)
-        self._kept_rows += table.num_rows
-        self._kept_bytes += table.nbytes
+        table = table_of_rows(block, self._group_schema, rounds=rounds) if isinstance(block, list) else checked_table(block)
+        if self._group_schema is not None:
+            self._schema = self._schema if self._is_given else sizes_kept(self._schema, table)
+            table = fitted(table, self._group_schema, rounds=rounds)
+        self._keep(table)
         if self._kept_rows >= GROUP_ROWS or self._kept_bytes >= GROUP_BYTES:
-            self._write_group()
+            self._write_groups(is_last=False)
 
     def end(self) -> None:
         if self._kept:
-            self._write_group()
+            self._write_groups(is_last=True)
         if self._parquet is not None:
+            assert self._schema is not None
+            if self._schema != self._group_schema:
+                self._parquet.add_key_value_metadata({SCHEMA_KEY: base64.b64encode(self._schema.serialize())})
             self._parquet.close()
             self.rows_written = self._footer[0].num_rows
 
@@ -62,29 +70,55 @@ class ParquetWriter(FileWriter[Any]):
                 self._parquet.close()
         super().abort()
 
-    def _write_group(self) -> None:
+    def open_file(self, fs: Any, inner: str) -> Any:
+        """Arrow's own kind of file if that can be: what is written to Python's is copied once more."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        from penstock.io.parquet_rows import joined
+        return pa.OSFile(inner, "wb") if is_local(fs) else super().open_file(fs, inner)
+
+    def _keep(self, *tables: pa.Table) -> None:
+        self._kept += tables
+        self._kept_rows += sum(table.num_rows for table in tables)
+        self._kept_bytes += sum(table.nbytes for table in tables)
+
+    def _write_groups(self, *, is_last: bool) -> None:
+        """Write what was kept, but for the rows after the last whole row group."""
+        import pyarrow as pa
+
+        from penstock.io.list_sizes import schema_without_sizes, sizes_kept
+        from penstock.io.parquet_rows import fitted, joined
 
         table = joined(self._kept)
+        if self._group_schema is None:
+            self._schema = sizes_kept(table.schema, table)
+            self._group_schema = schema_without_sizes(table.schema)
+        table = fitted(table, self._group_schema, rounds=False)
+        rows = max(1, min(GROUP_ROWS, GROUP_BYTES * table.num_rows // max(1, table.nbytes)))
+        whole = table.num_rows if is_last else table.num_rows // rows * rows
         try:
-            if self._parquet is None:
-                self._schema = table.schema if self._schema is None else self._schema
-                self._parquet = pq.ParquetWriter(
-                    self.file,
-                    self._schema,
-                    compression=self._compression,
-                    use_dictionary=_repeating(self._schema),
-                    metadata_collector=self._footer,
-                )
-            self._parquet.write_table(table, row_group_size=GROUP_ROWS)
+            self._opened().write_table(table.slice(0, whole), row_group_size=rows)
         except pa.ArrowException as exc:
             raise OutputError(
                 f"WriteToParquet: rows cannot be written: {exc}; pass another schema=pyarrow.schema(...)"
             ) from exc
         self._kept, self._kept_rows, self._kept_bytes = [], 0, 0
+        if whole < table.num_rows:
+            self._keep(table.slice(whole))
+
+    def _opened(self) -> Any:
+        import pyarrow.parquet as pq
+
+        if self._parquet is None:
+            assert self._group_schema is not None
+            self._parquet = pq.ParquetWriter(
+                self.file,
+                self._group_schema,
+                compression=self._compression,
+                use_dictionary=_repeating(self._group_schema),
+                write_statistics=[path for field in self._group_schema for path in _comparable(field.name, field.type)],
+                metadata_collector=self._footer,
+            )
+        return self._parquet
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
@@ -97,10 +131,20 @@ def _repeating(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if repeats(field.type)]
 
 
+def _comparable(path: str, kind: pa.DataType) -> list[str]:
+    """The columns of a file, by their paths, whose least and greatest value help readers: none that is inside of lists."""
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        return [inner for field in kind for inner in _comparable(f"{path}.{field.name}", field.type)]
+    return [] if types.is_nested(kind) else [path]
+
+
 class ParquetSink(FileSink[Any]):
     """Parts of one schema: what readers of the folder take for the schema of all is that of one of them."""
 
     suffix = ".parquet"
+    takes_columns = True
 
     def __init__(self, path: str, overwrite: bool, schema: pa.Schema | None, compression: str) -> None:
         super().__init__(path, overwrite)
@@ -120,7 +164,8 @@ class ParquetSink(FileSink[Any]):
         return ParquetWriter(self.places(part), self.schema, self.compression)
 
     def unify(self, tokens: Sequence[FilePart]) -> list[FilePart]:
-        """A part without a column, or without any value in it, is rewritten with the type that the column has in others."""
+        """A part without a column, or without any value in it, is rewritten with the type that the column has in others; one
+        with lists of a fixed size, where others have not, with lists."""
         schemas: dict[bytes, pa.Schema] = {}
         for token in tokens:
             if token.schema is not None and token.schema not in schemas:
@@ -131,19 +176,24 @@ class ParquetSink(FileSink[Any]):
         return [token if token.schema is None or token.schema in fitting else self._rewritten(token) for token in tokens]
 
     def _add_columns(self, schema: pa.Schema, token: FilePart) -> None:
-        from penstock.io.arrow_types import merged
+        import pyarrow as pa
+
+        from penstock.io.merged_types import merged
 
         here = short_name(token.final)
-        for field in schema:
-            before, there = self._columns.get(field.name, (field.type, here))
-            kind = merged(before, field.type)
-            if kind is None:
+        types = {field.name: field.type for field in schema}
+        is_first = not self._columns  # else no part had a column before that is new here
+        for name in dict.fromkeys([*self._columns, *types]):
+            kind = types.get(name, pa.null())
+            before, there = self._columns.get(name, (kind if is_first else pa.null(), here))
+            both = merged(before, kind)
+            if both is None:
                 again = "" if token.xxh128 is None else ", and start over with fresh=True (--fresh)"
                 raise OutputError(
-                    f"{self.describe()}: column {field.name!r} is {before} in {there} and {field.type} in {here}, and one "
+                    f"{self.describe()}: column {name!r} is {before} in {there} and {kind} in {here}, and one "
                     f"output has one schema: pass schema=pyarrow.schema(...) with a type that holds all of its values{again}"
                 )
-            self._columns[field.name] = kind, (there if kind == before else here)
+            self._columns[name] = both, (there if both == before else here)
 
     def _rewritten(self, token: FilePart) -> FilePart:
         """The part in the schema of all, aside under another name. Its rows are read a row group at a time."""

@@ -21,6 +21,8 @@ def plain(value: Any, of_array: Callable[[Any], Any]) -> Any:
     if kind in LEAVES:
         return value
     if kind is list or kind is tuple:
+        if LEAVES.issuperset(map(type, value)):
+            return list(value)
         return [plain(item, of_array) for item in value]
     fields = fields_of(value)
     if fields is not None:

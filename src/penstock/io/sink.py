@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from penstock.blocks import Block
 from penstock.errors import UsageError
 from penstock.pipeline.graph import PCollection, PTransform
-from penstock.pipeline.traits import Traits
+from penstock.pipeline.traits import Traits, is_ours
 from penstock.pipeline.unused import Unapplied
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ class Sink(Generic[T]):
     process.
     """
 
+    takes_columns = False  # whether its writers take pyarrow Tables as they are, and make no rows of them
     delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
 
     def keep_in(self, folder: str) -> None:
@@ -153,7 +154,7 @@ class Write(PTransform[PCollection[T], None]):
         self._unapplied = Unapplied(type(self).__name__)
 
     def traits(self) -> Traits:
-        return Traits(sink=self.sink)
+        return Traits(sink=self.sink, columns=self.sink.takes_columns and is_ours(self.sink))
 
     def expand(self, pcoll: PCollection[T]) -> None:
         self._unapplied.applied()

@@ -12,7 +12,7 @@ from penstock.errors import InputError, UsageError
 from penstock.io.files import InputFile, list_files, without_secrets
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.traits import Traits
+from penstock.pipeline.traits import Traits, is_ours
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class Source(Generic[T]):
     files.
     """
 
+    gives_columns = False  # whether read() yields pyarrow Tables only
+
     def splits(self, goal: SplitGoal) -> Sequence[Any]:
         """Cut the input into splits: small picklable things, in the order of their rows. May be empty.
 
@@ -68,6 +70,10 @@ class Source(Generic[T]):
     def count(self) -> int | None:
         """How many rows there are, if that is known without reading them: exactly, for a run that reads another number
         fails. None: it is not known, or is an estimate."""
+        return None
+
+    def byte_size(self) -> int | None:
+        """About how many bytes the rows take in memory, uncompressed, if that is known without reading them."""
         return None
 
     def inputs(self) -> Sequence[InputFile]:
@@ -129,7 +135,7 @@ class Read(PTransform[Pipeline, PCollection[T]]):
         self.source = source
 
     def traits(self) -> Traits:
-        return Traits(source=self.source)
+        return Traits(source=self.source, columns=self.source.gives_columns and is_ours(self.source))
 
     def expand(self, pcoll: Pipeline) -> PCollection[T]:
         if not isinstance(pcoll, Pipeline):

@@ -33,6 +33,8 @@ MOST_RUNS = 5  # that an error names
 class SqlSink(Sink[Any]):
     """A table. Copies of it, in workers, spool rows to local files; they know neither the database nor its password."""
 
+    takes_columns = True
+
     def __init__(self, table: SqlTable, aside: str | None) -> None:
         self._table: SqlTable | None = table
         self.name = table.full_name

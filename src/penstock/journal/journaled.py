@@ -34,6 +34,7 @@ from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.rows import safe_str
 from penstock.run.explain import explain
 from penstock.run.file_changes import Input
+from penstock.run.pools import RunSize
 from penstock.run.run import Begun
 from penstock.run.setup import Job, Layout, lay_out
 from penstock.run.splits import cut
@@ -88,8 +89,9 @@ class _RunInFolder:
         """A session of this process; how it ends is noted in the journal. None of a run that is finished."""
         journal, names = self.journal, stable_names(self.job.graph)
         run, rows, few = (journal.fact(name) for name in ("run", "rows", "few"))
-        layout = Layout(run=run, rows=rows, few=few, splits=journal.splits.open())
-        explained = explain(self.job, rows)  # what cannot be read or run is found before a session has begun
+        size = RunSize(rows)
+        layout = Layout(run=run, size=size, few=few, splits=journal.splits.open())
+        explained = explain(self.job, size)  # what cannot be read or run is found before a session has begun
         if journal.fact("finished"):
             if not is_told_finished(journal.folder):  # the process that finished it died before it could say so
                 write_manifest(journal)
@@ -193,7 +195,7 @@ class _RunInFolder:
         files = [("input", each.step, file) for each in inputs for file in each.files]
         facts = {
             "run": layout.run,
-            "rows": layout.rows,
+            "rows": layout.size.rows,
             "few": layout.few,
             "goals": [asdict(goal) for goal in goals],
             "identity": self.identity.as_json(),

@@ -10,7 +10,7 @@ from penstock.pipeline.pipeline import Graph
 from penstock.run.explain import explain
 from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
-from penstock.run.pools import count_rows
+from penstock.run.pools import run_size
 from penstock.run.run import Run
 from penstock.run.setup import Job, list_inputs
 
@@ -33,7 +33,7 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
 
 def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
     job = Job(graph, options, site)
-    return explain(job, count_rows(each.source for each in _inputs(job)))
+    return explain(job, run_size(job.plan, (each.source for each in _inputs(job))))
 
 
 def _inputs(job: Job) -> list[Input]:

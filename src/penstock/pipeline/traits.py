@@ -22,6 +22,7 @@ class Traits:
     batch: int | None = 1  # rows that it takes at once, at most; None: that is found while it runs
     by_length: bool = False  # it is given rows of like length
     takes_batches: bool = False  # a row that comes in is a batch of rows
+    columns: bool = False  # tables go through it, or start or end here, as they are, and none of it is the user's Python
     failures: frozenset[str] = frozenset()  # the outputs that rows which failed leave by
     handling: Handling | None = None
     retry: Retry | None = None
@@ -43,3 +44,8 @@ class Traits:
 
 
 STEP = Traits()
+
+
+def is_ours(thing: object) -> bool:
+    """Whether its class comes with Penstock. One of the user's, also if it is derived from ours, runs their Python."""
+    return type(thing).__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -9,15 +9,18 @@ from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.place import Surroundings, choose_place, is_small
 from penstock.run.plan import Plan
-from penstock.run.pools import Pool
+from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
 from penstock.steps.stage import Outlet, Step
 
 
-def explain(job: Job, rows: int | None) -> str:
-    """Stages, pools, where models live, when output becomes visible, and why, if the sources have so many rows."""
-    plan, pools, around = job.plan, job.pools(rows), job.surroundings()
-    lines = [f"runs {'in this process' if pools.in_process else 'in worker processes'} ({pools.why})"]
+def explain(job: Job, size: RunSize) -> str:
+    """Stages, pools, where models live, when output becomes visible, and why, if the run is so large."""
+    plan, pools = job.plan, job.pools(size)
+    around = job.surroundings(pools)
+    lines = [f"runs {_where(pools)} ({pools.why})"]
+    if pools.short:
+        lines.append(f"  a crash of native code ends this process; workers={pools.slots} gives worker processes instead")
     if job.journaled:
         lines.append("can be resumed: output becomes visible split by split (run_dir)")
         lines += [
@@ -34,7 +37,7 @@ def explain(job: Job, rows: int | None) -> str:
                 root,
                 1,
                 pools.in_process,
-                replace(around, workers=pools.of_stage(stage.index).size.workers, in_process=pools.in_process),
+                replace(around, workers=pools.of_stage(stage.index).size.workers),
             )
     return "\n".join(lines)
 
@@ -42,6 +45,12 @@ def explain(job: Job, rows: int | None) -> str:
 def _without_model_files(plan: Plan) -> list[str]:
     models = [(step.label, step.traits.model) for stage in plan.stages for step in stage.steps()]
     return [label for label, model in models if model is not None and not model.handler.model_files()]
+
+
+def _where(pools: Pools) -> str:
+    if pools.short:
+        return "in threads of this process"
+    return "in this process" if pools.in_process else "in worker processes"
 
 
 def _pool_line(pool: Pool, in_process: bool) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import UsageError
 from penstock.inference.handler import variables_of
 from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source
-from penstock.models.memory import visible_gpus
+from penstock.models.memory import file_bytes, visible_gpus
 from penstock.models.place import Surroundings, choose_place
 from penstock.models.rendezvous import own_run_folder
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ResourceHints
 from penstock.run.plan import Plan
 from penstock.run.schedule import PoolSize
+from penstock.run.short_jobs import SHORT_JOB_BYTES, fits_threads, suits_threads
 
 SMALL_RUN_ROWS = 1000
 
@@ -50,6 +51,14 @@ def _cgroup(name: str) -> str:
         return ""
 
 
+class RunSize(NamedTuple):
+    """How large a run is, as far as that is known beforehand."""
+
+    rows: int | None  # at the sources
+    bytes: int | None = None  # of these, in memory, about
+    model_bytes: int | None = None  # of the files of models that could be called in threads of the user's process
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Workers that are alike, and the stages that they run."""
@@ -72,6 +81,7 @@ class Pools:
     pools: Sequence[Pool]
     rows: int | None = None  # at the sources, if that is known beforehand
     small: bool = False  # few rows: not worth a process
+    short: bool = False  # a short job, in threads of the user's process
 
     def of_stage(self, stage: int) -> Pool:
         return next(pool for pool in self.pools if stage in pool.stages)
@@ -82,42 +92,51 @@ class Pools:
         return sum(pool.size.workers * pool.size.slots for pool in self.pools)
 
 
-def surroundings(
-    options: RunOptions, machine: Machine, workers: int = 1, run: str | None = None, in_process: bool = False
-) -> Surroundings:
-    """What a process of this run knows about it."""
+def surroundings(options: RunOptions, machine: Machine, pools: Pools | None = None, run: str | None = None) -> Surroundings:
+    """What a process of this run knows about it, but for the number of its neighbours."""
     return Surroundings(
         folder=own_run_folder(run) if run else "",
-        workers=workers,
         cores=machine.cores,
+        threads=pools.slots if pools is not None and pools.short else 1,
         element_timeout=options.element_timeout,
         load_timeout=options.load_timeout,
         gpus=machine.gpus,
-        in_process=in_process,
+        in_process=pools is not None and pools.in_process,
         seed=options.split_seed,
     )
 
 
-def count_rows(sources: Iterable[Source[Any]]) -> int | None:
-    """How many rows the sources have, if all of them know it."""
-    counts = []
+def run_size(plan: Plan, sources: Iterable[Source[Any]]) -> RunSize:
+    """What the sources of a plan say, with the files that they have found. What one does not know is not known of all."""
+    rows, sizes = [], []
     for source in sources:
         with hiding_secrets(source.paths() if isinstance(source, FileSource) else ()):
-            counts.append(source.count())
-    return None if None in counts else sum(count or 0 for count in counts)
+            rows.append(source.count())
+            sizes.append(source.byte_size())
+    traits = [step.traits for stage in plan.stages for step in stage.steps()]
+    models = [file_bytes(each.model.handler.model_files) for each in traits if each.model is not None and each.columns]
+    return RunSize(_sum(rows), _sum(sizes), _sum(models))
 
 
-def choose_pools(plan: Plan, options: RunOptions, machine: Machine, rows: int | None) -> Pools:
-    """Decide from the plan, the user's options, the machine and the number of rows at the sources alone."""
-    return replace(_choose(plan, options, machine, rows), rows=rows)
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
-def _choose(plan: Plan, options: RunOptions, machine: Machine, known: int | None) -> Pools:
+def choose_pools(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> Pools:
+    """Decide from the plan, the user's options, the machine and the size of the run alone."""
+    return replace(_choose(plan, options, machine, size), rows=size.rows)
+
+
+def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> Pools:
+    here = _in_process(plan, options.threads_per_worker)
     if options.workers == 0:
-        return _in_process(plan, options, "workers=0")
+        return replace(here, why="workers=0")
+    known = size.rows
     if options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
-        why = f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process"
-        return replace(_in_process(plan, options, why), small=True)
+        return replace(here, small=True, why=f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process")
+    if suits_threads(plan, options, surroundings(options, machine, here)) and fits_threads(size.bytes, size.model_bytes):
+        return _short(plan, options, machine, size)
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
         by_hints.setdefault(stage.hints, []).append(stage.index)
@@ -127,14 +146,21 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, known: int | None
         )
         for i, (hints, stages) in enumerate(by_hints.items())
     ]
-    size = "of unknown size" if known is None else f"of {known} rows"
-    return Pools(False, f"workers={options.workers}" if options.workers else f"input {size}", pools)
+    told = "of unknown size" if known is None else f"of {known} rows"
+    return Pools(False, f"workers={options.workers}" if options.workers else f"input {told}", pools)
 
 
-def _in_process(plan: Plan, options: RunOptions, why: str) -> Pools:
-    size = PoolSize(1, options.threads_per_worker)
+def _in_process(plan: Plan, threads: int) -> Pools:
     stages = [stage.index for stage in plan.stages]
-    return Pools(True, why, [Pool(0, ResourceHints(), stages, size, 1, "this process")])
+    return Pools(True, "", [Pool(0, ResourceHints(), stages, PoolSize(1, threads), 1, "this process")])
+
+
+def _short(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> Pools:
+    """A thread for each core."""
+    threads = max(machine.cores, options.threads_per_worker)
+    limit = f"at most {SHORT_JOB_BYTES // 10**6} MB need no worker processes"
+    why = f"{(size.bytes or 0) / 1e6:.3g} MB at the sources, and every step takes columns: {limit}"
+    return replace(_in_process(plan, threads), short=True, why=why)
 
 
 def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[str, str]:

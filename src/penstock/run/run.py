@@ -113,7 +113,7 @@ class Run:
 
     def _work(self, setup: Setup, outputs: Outputs, tally: Tally) -> None:
         layout, pools = setup.layout, setup.pools
-        around = self._job.surroundings(layout.run + layout.session, in_process=pools.in_process)
+        around = self._job.surroundings(pools, layout.run + layout.session)
         spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders())
         with self._job.site.fleet(spec) as fleet:
             self._coordinate(setup, fleet, outputs, tally)

@@ -22,7 +22,7 @@ from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
 from penstock.run.outcomes import SplitId
 from penstock.run.plan import Plan, make_plan
-from penstock.run.pools import Machine, Pools, choose_pools, count_rows, surroundings
+from penstock.run.pools import Machine, Pools, RunSize, choose_pools, run_size, surroundings
 from penstock.run.schedule import Scheduler
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
 from penstock.steps.stage import Stage, Step
@@ -59,12 +59,12 @@ class Job:
         nodes = self.plan.sinks.items()
         return {index: (node.label, sink) for index, node in nodes if (sink := node.traits.sink) is not None}
 
-    def pools(self, rows: int | None) -> Pools:
-        """How the run is spread, if its sources have so many rows."""
-        return choose_pools(self.plan, self.options, self.machine, rows)
+    def pools(self, size: RunSize) -> Pools:
+        """How the run is spread, if it is so large."""
+        return choose_pools(self.plan, self.options, self.machine, size)
 
-    def surroundings(self, run: str | None = None, *, in_process: bool = False) -> Surroundings:
-        return surroundings(self.options, self.machine, run=run, in_process=in_process)
+    def surroundings(self, pools: Pools, run: str | None = None) -> Surroundings:
+        return surroundings(self.options, self.machine, pools, run)
 
     def programs(self) -> dict[int, bytes]:
         """The stages as they are copied to every thread that runs them. What cannot be copied is found before anything
@@ -84,7 +84,7 @@ class Layout:
     """How a run is cut. Whoever takes the run up later must find it as it was."""
 
     run: str  # its id
-    rows: int | None  # at the sources, if that is known
+    size: RunSize
     few: Sequence[int]  # stages that have few splits
     splits: Sequence[tuple[SplitId, Any]]  # that are to be done
     session: str = ""  # tells the processes of one run apart, where there may be several
@@ -102,16 +102,16 @@ class Setup:
 
 def lay_out(job: Job, inputs: Sequence[Input]) -> tuple[Layout, list[SplitGoal]]:
     """Cut a new run; also how finely each source is cut."""
-    rows = count_rows(each.source for each in inputs)
-    pools = job.pools(rows)
+    size = run_size(job.plan, (each.source for each in inputs))
+    pools = job.pools(size)
     goals = split_goals(job.plan, pools, journaled=job.journaled)
     splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
     few = few_splits(job.plan, pools, job.options, splits)
-    return Layout(run=secrets.token_hex(8), rows=rows, few=few, splits=splits), goals
+    return Layout(run=secrets.token_hex(8), size=size, few=few, splits=splits), goals
 
 
 def set_up(job: Job, layout: Layout) -> Setup:
-    pools = job.pools(layout.rows)
+    pools = job.pools(layout.size)
     scheduler = make_scheduler(job.plan, pools, job.options, layout.splits)
     return Setup(job=job, layout=layout, pools=pools, scheduler=scheduler)
 

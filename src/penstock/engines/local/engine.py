@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from penstock.pipeline.pipeline import Graph
 
 # What runs a pipeline is imported by the methods: `import penstock`, which every worker does too, composes pipelines only.
 if TYPE_CHECKING:
+    from penstock.engines.local.processes import Guardian
     from penstock.run.fleet import Fleet, FleetSpec
     from penstock.run.pools import Machine
     from penstock.run.run import Run
@@ -41,9 +43,6 @@ class LocalEngine:
     def fleet(self, spec: FleetSpec) -> Iterator[Fleet]:
         """The hosts of models end last. A guardian cleans up if this process is killed; a run in this process has none if it
         is small, or leaves nothing behind."""
-        from penstock.engines.local.inline import InlineFleet
-        from penstock.engines.local.processes import Guardian
-        from penstock.engines.local.worker_processes import ProcessFleet
         from penstock.models.rendezvous import end_hosts
 
         pools, around = spec.pools, spec.around
@@ -52,11 +51,30 @@ class LocalEngine:
             stack.callback(end_hosts, around.folder)
             if pools.in_process:
                 if spec.folders and not pools.small:
-                    stack.enter_context(Guardian([*spec.folders, around.folder]))
-                yield InlineFleet(spec.programs, pools.slots, around)
-                return
-            guardian = stack.enter_context(Guardian([*spec.folders, around.folder]))
-            yield ProcessFleet(spec.programs, {pool.index: pool for pool in pools.pools}, guardian, around)
+                    stack.enter_context(_guardian(spec))
+                if pools.short:  # libraries set the filters aside while they work, and would restore those of each other
+                    stack.enter_context(warnings.catch_warnings())
+                yield _inline(spec)
+            else:
+                yield _over_processes(spec, stack.enter_context(_guardian(spec)))
+
+
+def _inline(spec: FleetSpec) -> Fleet:
+    from penstock.engines.local.inline import InlineFleet
+
+    return InlineFleet(spec.programs, spec.pools.slots, spec.around)
+
+
+def _over_processes(spec: FleetSpec, guardian: Guardian) -> Fleet:
+    from penstock.engines.local.worker_processes import ProcessFleet
+
+    return ProcessFleet(spec.programs, {pool.index: pool for pool in spec.pools.pools}, guardian, spec.around)
+
+
+def _guardian(spec: FleetSpec) -> Guardian:
+    from penstock.engines.local.processes import Guardian
+
+    return Guardian([*spec.folders, spec.around.folder])
 
 
 def _raise_file_limit() -> None:
