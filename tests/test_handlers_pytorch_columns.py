@@ -291,15 +291,14 @@ def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
 # In a pipeline.
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_columns_in_a_pipeline(workers: int, tmp_path: Path) -> None:
+def test_columns_in_a_pipeline(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = saved(Named(), tmp_path / "named.pt")
     pq.write_table(TABLE, tmp_path / "in.parquet")
     handler = PytorchModelHandlerKeyedTensor(
         state_dict_path=path, model_class=Named, columns=["n", "vector"], output_prefix="named_"
     )
-    with ps.Pipeline(workers=workers) as pipeline:
+    with ps.Pipeline(workers=0) as pipeline:
         rows = pipeline | ps.ReadFromParquet(tmp_path / "in.parquet")
         rows | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
     made = pq.read_table(tmp_path / "out")
