@@ -365,3 +365,17 @@ def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):
         got = pq.read_table(out)
         assert got["id"].to_pylist() == ids
         assert got.schema.field("vector").type == pa.list_(pa.float32(), 4)
+
+
+def test_rows_that_make_no_example_are_cut_out(texts):
+    class Choosy(Lengths):
+        def examples_of(self, table):
+            examples = super().examples_of(table)
+            if "xxx" in examples:
+                raise ValueError("three")
+            return examples
+
+    rows = ps.Pipeline(workers=0) | ps.ReadFromParquet(str(texts))
+    good, failures = rows | ps.RunInference(Choosy()).with_exception_handling()
+    assert [row["text"] for row, _ in failures.failed_inferences.collect()] == [text for text in TEXTS if text == "xxx"]
+    assert [row["text"] for row in good.collect()] == [text for text in TEXTS if text != "xxx"]
