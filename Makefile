@@ -38,6 +38,7 @@ search: .venv-test/ready
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/overhead.py
+	.venv-bench/bin/python benchmarks/columns.py
 	.venv-bench/bin/python benchmarks/text.py
 	.venv-bench/bin/python benchmarks/places.py
 	.venv-bench/bin/python benchmarks/poison.py

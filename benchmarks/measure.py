@@ -45,6 +45,7 @@ class Outcome:
     checksum: Any = None
     peak_bytes: int = 0
     job: float = 0.0  # seconds from the start of its process, imports included, to the end of the work
+    cpu: float = 0.0  # seconds of all cores, from the start of its process
     error: str | None = None
 
 
