@@ -19,8 +19,8 @@ from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, hand_out
 from penstock.models.client import HostClient
-from penstock.models.measures import hand_in
-from penstock.models.messages import Answers, Broken, Report, Submit
+from penstock.models.measures import Report, hand_in
+from penstock.models.messages import Answers, Broken, Submit
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place
 from penstock.models.rendezvous import Address, name_of, run_folder

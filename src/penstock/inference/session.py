@@ -17,13 +17,13 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.batching.entry import Aim, Entry, Span
 from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
-from penstock.inference.hosted import HostedSession
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
@@ -41,6 +41,10 @@ from penstock.observe.metrics import Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
 from penstock.seeding import seeded
+
+# Imported where a model has a host: most have none, and a first run waits for every import.
+if TYPE_CHECKING:
+    from penstock.inference.hosted import HostedSession
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class Sessions(Shared):
                 raise EngineError(f"step {step!r}: the run has ended")
             if key not in self._open:
                 place = choose_place(spec.wishes(), self.around)
-                kind = HostedSession if place.hosted else InferenceSession
+                kind = _hosted_session if place.hosted else InferenceSession
                 self._open[key] = kind(self, key, step, spec, place)
             return self._open[key]
 
@@ -150,7 +154,7 @@ class InferenceSession:
                 if self._place.measured:
                     self._place = self._measured_place()
                     if self._place.hosted:
-                        self._moved = HostedSession(self._owner, self._key, self.step, self._spec, self._place)
+                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, self._place)
         if self._moved is None:
             self._load_here()
         return self._moved
@@ -299,3 +303,9 @@ class InferenceSession:
         """What was measured goes to the metrics now and then."""
         self._measures.found(self._front.explain())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
+
+
+def _hosted_session(owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
+    from penstock.inference.hosted import HostedSession
+
+    return HostedSession(owner, key, step, spec, place)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from penstock.errors import EngineError, ModelCrashError, NotShippableError, PenstockError
+from penstock.models.measures import Report
 from penstock.models.messages import (
     Answers,
     Broken,
@@ -26,7 +27,6 @@ from penstock.models.messages import (
     Join,
     Leave,
     Refused,
-    Report,
     Started,
     Submit,
     Waits,

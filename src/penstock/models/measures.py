@@ -3,14 +3,21 @@ the broker of a host, which sends it to a client now and then."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.batching.entry import Span, lengths_of, rows_in
 from penstock.batching.limits import BatchLimits
-from penstock.models.messages import Report
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 
 T = TypeVar("T")
+
+
+class Report(NamedTuple):
+    """What was measured, told to one of the clients."""
+
+    counters: dict[str, int]
+    distributions: dict[str, Distribution]
+    notes: dict[str, str]
 
 
 class Measures:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.limits import BatchLimits
-from penstock.observe.metrics import Distribution
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -130,14 +129,6 @@ class Refused(NamedTuple):
 
     pieces: list[Piece]
     error: ErrorReport
-
-
-class Report(NamedTuple):
-    """What was measured, told to one of the clients."""
-
-    counters: dict[str, int]
-    distributions: dict[str, Distribution]
-    notes: dict[str, str]
 
 
 class Happened(NamedTuple):

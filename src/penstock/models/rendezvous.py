@@ -17,18 +17,23 @@ import shutil
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import EngineError
-from penstock.models.messages import HostSpec, Shutdown
 from penstock.transport.channel import Channel, anonymous_file, write_all
 from penstock.transport.interpreters import above_standard, start_interpreter
+
+# Imported where there is a host: most runs have none, and a first one waits for every import.
+if TYPE_CHECKING:
+    import subprocess
+
+    from penstock.models.messages import HostSpec
 
 BACKLOG = 256
 STARTS = 5  # of a host that dies before it is reached
@@ -60,6 +65,8 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
         _check_private(Path(folder).parent)
         for path in Path(folder).glob("*.sock"):
             if (sock := Address(folder, path.stem).connect()) is not None:
+                from penstock.models.messages import Shutdown
+
                 with contextlib.suppress(OSError):
                     Channel(sock, plain=True).send(Shutdown())
                 lines.append(sock)
@@ -71,6 +78,8 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
                 pass
     shutil.rmtree(folder, ignore_errors=True)
     for process in _children.pop(folder, []):  # that this process has started: they are gone, or will be soon
+        import subprocess
+
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()) if lines else 0)
 

@@ -6,12 +6,16 @@ import fcntl
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
 from penstock.transport.packing import is_loading
+
+# Imported where a process is started: many runs start none, and a first one waits for every import.
+if TYPE_CHECKING:
+    import subprocess
 
 # What frameworks read, when they are loaded, to size their thread pools.
 _THREAD_VARIABLES = (
@@ -48,6 +52,8 @@ def start_interpreter(
             "a module runs a pipeline when it is imported, and a process of another run imports it for what it defines: "
             "put what runs the pipeline under `if __name__ == '__main__':`, or into another module"
         )
+    import subprocess
+
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
         pass_fds=fds,
