@@ -333,3 +333,49 @@ def test_rows_that_the_handler_names_need_no_search(points, settings):
     assert [row["o"] for row in good.collect()] == [y for y in range(20) if y % 7 != 3]
     with pytest.raises(StepError, match=r"ValueError: a bad 3\n  row: \{'y': 3\}"):
         (ps.Pipeline(workers=0) | ps.ReadFromParquet(str(points)) | ps.RunInference(handler)).collect()
+
+
+def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path):
+    p = ps.Pipeline()
+    answered = p | ps.ReadFromParquet(str(texts)) | "first" >> ps.RunInference(Lengths())
+    answered | "each" >> ps.Map(str) | ps.WriteToText(str(tmp_path / "a"))
+    answered | "second" >> ps.RunInference(Lengths(columns=None, output_column=None)) | ps.WriteToText(str(tmp_path / "b"))
+    (tmp_path / "in.csv").write_text("text\na\n")
+    (
+        p
+        | ps.ReadFromCsv(str(tmp_path / "in.csv"))
+        | "third" >> ps.RunInference(Lengths())
+        | ps.WriteToParquet(str(tmp_path / "c"))
+    )
+    said = {line.strip().partition(":")[0]: line for line in p.explain().splitlines()}
+    assert said["ReadFromParquet(texts.parquet)"].endswith("gives columns")
+    assert said["first"].endswith("takes columns")
+    assert said["each"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
+    assert said["second"].endswith("turns columns into rows: columns= on the handler would keep them")
+    assert said["third"].endswith("turns rows into columns")
+
+
+def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "ab"}\n{"id": 2, "text": "abc"}\n')
+    (tmp_path / "in.csv").write_text("id,text\n1,ab\n2,abc\n")
+    for reader, name, ids in ((ps.ReadFromJsonl, "in.jsonl", [1, 2]), (ps.ReadFromCsv, "in.csv", ["1", "2"])):
+        out = tmp_path / f"{name}.out"
+        with ps.Pipeline(workers=0) as p:
+            p | reader(str(tmp_path / name)) | ps.RunInference(Lengths()) | ps.WriteToParquet(str(out))
+        got = pq.read_table(out)
+        assert got["id"].to_pylist() == ids
+        assert got.schema.field("vector").type == pa.list_(pa.float32(), 4)
+
+
+def test_rows_that_make_no_example_are_cut_out(texts):
+    class Choosy(Lengths):
+        def examples_of(self, table):
+            examples = super().examples_of(table)
+            if "xxx" in examples:
+                raise ValueError("three")
+            return examples
+
+    rows = ps.Pipeline(workers=0) | ps.ReadFromParquet(str(texts))
+    good, failures = rows | ps.RunInference(Choosy()).with_exception_handling()
+    assert [row["text"] for row, _ in failures.failed_inferences.collect()] == [text for text in TEXTS if text == "xxx"]
+    assert [row["text"] for row in good.collect()] == [text for text in TEXTS if text != "xxx"]

@@ -257,6 +257,28 @@ def test_an_own_inference_fn_gets_the_columns_as_rows_of_tensors(sums: Any, tmp_
     assert [(row["n"].item(), row["vector"].tolist()) for row in rows] == [(row["n"], row["vector"]) for row in ROWS]
 
 
+def test_rows_that_no_batch_could_hold_are_examples_of_their_own(sums: Any) -> None:
+    """A block of rows is no batch: what one row has says nothing of the others."""
+    table = pa.table({"x": [[1.0], None, [1.0, 2.0]], "n": [1, None, 3]})
+    lists = sums("x", inference_fn=own_inference_fn).examples_of(table.select(["x"]))
+    assert [None if each is None else each.tolist() for each in lists] == [[1.0], None, [1.0, 2.0]]
+    numbers = sums("n", inference_fn=own_inference_fn).examples_of(table.select(["n"]))
+    assert [each if each is None else (each.item(), each.dtype) for each in numbers] == [
+        (1, torch.int64),
+        None,
+        (3, torch.int64),
+    ]
+
+
+def test_an_own_inference_fn_loses_only_the_rows_that_it_raises_for(sums: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(4), "x": [[1.0, 2.0], None, [3.0, 4.0], [1.0]]}), tmp_path / "in.parquet")
+    handler = sums("x", inference_fn=own_inference_fn, max_batch_size=1)
+    rows = ps.Pipeline(workers=0) | ps.ReadFromParquet(tmp_path / "in.parquet")
+    good, failures = rows | ps.RunInference(handler).with_exception_handling()
+    assert {each.example["id"]: float(each.inference) for each in good.collect()} == {0: 6.0, 2: 14.0, 3: 2.0}
+    assert [row["id"] for row, _ in failures.failed_inferences.collect()] == [1]
+
+
 def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
     handler = sums("x", output_column="score")
     assert (handler.input_columns(), handler._output_column) == (("x",), "score")
@@ -269,15 +291,14 @@ def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
 # In a pipeline.
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_columns_in_a_pipeline(workers: int, tmp_path: Path) -> None:
+def test_columns_in_a_pipeline(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = saved(Named(), tmp_path / "named.pt")
     pq.write_table(TABLE, tmp_path / "in.parquet")
     handler = PytorchModelHandlerKeyedTensor(
         state_dict_path=path, model_class=Named, columns=["n", "vector"], output_prefix="named_"
     )
-    with ps.Pipeline(workers=workers) as pipeline:
+    with ps.Pipeline(workers=0) as pipeline:
         rows = pipeline | ps.ReadFromParquet(tmp_path / "in.parquet")
         rows | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
     made = pq.read_table(tmp_path / "out")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.errors import OutputError
 from penstock.io import parquet_writing
 from penstock.io.merged_types import merged
@@ -244,3 +245,26 @@ def test_merged_types_hold_what_both_hold(one: pa.DataType, other: pa.DataType) 
     if both is not None:
         assert merged(both, one) == both
         assert merged(both, other) == both
+
+
+class Powers(ps.ModelHandler[Any, Any, None]):
+    """Answers that are vectors, of a model without a name."""
+
+    def load_model(self) -> None: ...
+
+    def takes_columns(self) -> bool:
+        return True
+
+    def run_inference_columns(self, table: pa.Table, model: None, inference_args: Any = None) -> Any:
+        return np.power.outer(table.column("id").to_numpy(), np.arange(4)).astype("f4")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_vectors_from_a_model_to_a_file(tmp_path: Path, workers: int) -> None:
+    pq.write_table(pa.table({"id": range(2000), "text": ["x"] * 2000}), tmp_path / "in.parquet", row_group_size=300)
+    with ps.Pipeline(workers=workers) as p:
+        p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(Powers()) | ps.WriteToParquet(tmp_path / "out")
+    out = pq.read_table(tmp_path / "out")
+    assert out.schema.field("inference").type == fixed(4)
+    assert out["model_id"].null_count == out.num_rows == 2000
+    assert out["inference"].to_pylist() == [[1, i, i**2, np.float32(i**3)] for i in range(2000)]

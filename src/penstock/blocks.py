@@ -69,7 +69,7 @@ def join(blocks: Sequence[Block]) -> Block:
 
 def pick_rows(block: Block, positions: Sequence[int]) -> Block:
     """These rows, in this order; if they are all of them, the block itself."""
-    if positions == range(row_count(block)):
+    if len(positions) == row_count(block) and positions in (range(len(positions)), list(range(len(positions)))):
         return block
     return [block[at] for at in positions] if isinstance(block, list) else block.take(list(positions))
 

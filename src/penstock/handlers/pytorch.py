@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, Un
 from penstock.blocks import byte_size
 from penstock.errors import MissingPackageError, RowError, UsageError
 from penstock.handlers.number_columns import check_names, table_of_numbers, table_of_records
-from penstock.handlers.pytorch_columns import check_types, column_tensor, matrix_tensor
+from penstock.handlers.pytorch_columns import check_types, column_rows, column_tensor, matrix_tensor
 from penstock.handlers.pytorch_loading import usable_device
 from penstock.handlers.pytorch_models import (
     InferenceArgs,
@@ -181,11 +181,12 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
         return self._columns is not None and self.wraps_answers
 
     def examples_of(self, table: pa.Table) -> Sequence[Any]:
-        """Dicts of the columns; where a function of the user's gets them, tensors, whose floats are float32."""
+        """Dicts of the columns. Where a function of the user's gets them: tensors, whose floats are float32, lists of any
+        length; None for a null where there is no NaN."""
         rows: list[Any] = table.to_pylist() if self.takes_columns() else self._tensors_of(table)
         return rows
 
-    def _tensors_of(self, table: pa.Table) -> list[ExampleT]:
+    def _tensors_of(self, table: pa.Table) -> list[Any]:
         raise NotImplementedError
 
     def run_inference_columns(self, table: pa.Table, model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
@@ -237,9 +238,11 @@ class PytorchModelHandlerTensor(_PytorchModelHandler["torch.Tensor"]):
     def _rows_as_inputs(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
         return _stacked(batch)
 
-    def _tensors_of(self, table: pa.Table) -> list[torch.Tensor]:
+    def _tensors_of(self, table: pa.Table) -> list[torch.Tensor | None]:
         import torch
 
+        if isinstance(self._columns, str):
+            return column_rows(table, self._columns, torch.float32)
         return list(torch.unbind_copy(self._columns_as_inputs(table, torch.float32)))
 
     def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> torch.Tensor:
@@ -271,12 +274,12 @@ class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tenso
     def _rows_as_inputs(self, batch: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         return _stacked_by_key(batch)
 
-    def _tensors_of(self, table: pa.Table) -> list[dict[str, torch.Tensor]]:
+    def _tensors_of(self, table: pa.Table) -> list[dict[str, torch.Tensor | None]]:
         import torch
 
-        inputs = self._columns_as_inputs(table, torch.float32)
-        rows = zip(*map(torch.unbind_copy, inputs.values()), strict=True)
-        return [dict(zip(inputs, row, strict=True)) for row in rows]
+        names = self.input_columns() or ()
+        rows = zip(*(column_rows(table, name, torch.float32) for name in names), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         return {name: column_tensor(table, name, dtype) for name in self.input_columns() or ()}

@@ -43,6 +43,19 @@ def column_tensor(table: pa.Table, name: str, dtype: torch.dtype) -> torch.Tenso
     return _tensor(_floats(values, name, _numpy_floats(dtype)).reshape(shape), dtype)
 
 
+def column_rows(table: pa.Table, name: str, dtype: torch.dtype) -> list[torch.Tensor | None]:
+    """The rows of column_tensor(), each with memory of its own. Lists may have any length; a row that has no tensor, for a
+    null in it, is None."""
+    import torch
+
+    try:
+        return list(torch.unbind_copy(column_tensor(table, name, dtype)))
+    except RowError:
+        if len(table) == 1:
+            return [None]
+    return [row for at in range(len(table)) for row in column_rows(table.slice(at, 1), name, dtype)]
+
+
 def check_types(schema: pa.Schema, names: Sequence[str], *, lists: bool) -> None:
     """UsageError when a column holds no numbers; nor, where `lists` may be, lists of them."""
     for name in names:

@@ -20,6 +20,8 @@ def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, a
     if isinstance(batch, list):
         giver = "run_inference()"
         made = handler.run_inference(list(batch), model, args)  # a list of its own: it may use it up
+        if type(made) is list and len(made) == len(batch):  # as most do
+            return made
     else:
         giver = "run_inference_columns()"
         given = numpy_columns(batch) if handler.takes_columns() == "numpy" else batch

@@ -79,8 +79,12 @@ class Intake:
     def table(self, table: Any, positions: Sequence[int]) -> Passage:
         """Rows that stay columns."""
         inputs = self.inputs_of(table)
-        examples = self._examples(inputs) if self._preparer is not None or not self._handler.takes_columns() else inputs
-        return self._measured(Passage(table, positions, examples, range(len(positions))))
+        passage = Passage(table, positions, inputs, range(len(positions)))
+        if self._preparer is not None or not self._handler.takes_columns():
+            places = list(range(inputs.num_rows))
+            passage.rows, failed = self._guard.all_or_each(lambda own: self._examples(pick_rows(inputs, own)), places)
+            passage.fail(failed)
+        return self._measured(passage)
 
     def rows(self, rows: list[Any], positions: Sequence[int]) -> Passage:
         passage = Passage(rows, positions, rows, range(len(rows)))

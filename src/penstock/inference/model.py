@@ -344,19 +344,17 @@ class ModelCopy:
         assert self._loaded is not None
         if (calling := getattr(self._own, "calling", None)) is not None:
             calling()
-        rows = row_count(batch)
-        if self._size_buckets:
-            batch = filled(batch, self._size_buckets)
+        given = filled(batch, self._size_buckets) if self._size_buckets else batch
         if self._slow is not None:
             self._slow.begin()
         began = this_process()
         try:
-            answers = call_model(self.handler, self._loaded.model, batch, args, self.step)
+            answers = call_model(self.handler, self._loaded.model, given, args, self.step)
         finally:
             end_if_forked(began, self.step)
             if self._slow is not None:
                 self._slow.end()
-        return answers if row_count(batch) == rows else cut(answers, 0, rows)
+        return answers if given is batch else cut(answers, 0, row_count(batch))
 
 
 def _with_examples(answers: Any, given: list[Any], rows: list[Any]) -> Any:

@@ -95,6 +95,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
             handling=spec.handling,
             retry=spec.retry,
             model=spec,
+            takes="columns" if spec.takes_columns() else "rows",
         )
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class ParquetWriter(FileWriter[Any]):
         self._kept: list[pa.Table] = []
         self._kept_rows = self._kept_bytes = 0
         self._parquet: Any = None
+        self._arrow_file: Any = None  # the file aside once more, as Arrow writes it itself
         self._footer: list[Any] = []  # once it is written
 
     def add(self, block: Block) -> None:
@@ -58,6 +60,9 @@ class ParquetWriter(FileWriter[Any]):
             if self._schema != self._group_schema:
                 self._parquet.add_key_value_metadata({SCHEMA_KEY: base64.b64encode(self._schema.serialize())})
             self._parquet.close()
+            if self._arrow_file is not None:
+                self._arrow_file.close()
+                self.file.seek(0, os.SEEK_END)
             self.rows_written = self._footer[0].num_rows
 
     def close(self) -> FilePart | None:
@@ -68,13 +73,10 @@ class ParquetWriter(FileWriter[Any]):
         if self._parquet is not None:
             with contextlib.suppress(Exception):  # what it still writes is thrown away
                 self._parquet.close()
+        if self._arrow_file is not None:
+            with contextlib.suppress(OSError):
+                self._arrow_file.close()
         super().abort()
-
-    def open_file(self, fs: Any, inner: str) -> Any:
-        """Arrow's own kind of file if that can be: what is written to Python's is copied once more."""
-        import pyarrow as pa
-
-        return pa.OSFile(inner, "wb") if is_local(fs) else super().open_file(fs, inner)
 
     def _keep(self, *tables: pa.Table) -> None:
         self._kept += tables
@@ -111,7 +113,7 @@ class ParquetWriter(FileWriter[Any]):
         if self._parquet is None:
             assert self._group_schema is not None
             self._parquet = pq.ParquetWriter(
-                self.file,
+                self._target(),
                 self._group_schema,
                 compression=self._compression,
                 use_dictionary=_repeating(self._group_schema),
@@ -119,6 +121,17 @@ class ParquetWriter(FileWriter[Any]):
                 metadata_collector=self._footer,
             )
         return self._parquet
+
+    def _target(self) -> Any:
+        """What Arrow is to write to. What goes through a file of Python's is copied once more, and digested there."""
+        import pyarrow as pa
+
+        fs, inner = store_of(self.places.aside, OutputError)
+        file = self.file
+        if self.places.journaled or not is_local(fs):
+            return file
+        self._arrow_file = pa.OSFile(inner, "wb")
+        return self._arrow_file
 
 
 def _repeating(schema: pa.Schema) -> list[str]:

@@ -241,15 +241,10 @@ class FileWriter(Writer[T]):
         """The file aside, opened when it is first asked for."""
         if self._file is None:
             fs, inner = store_of(self.places.aside, OutputError)
+            self._file = fs.open(inner, "wb")
             if self.places.journaled:
-                self._file = _Digested(fs.open(inner, "wb"))
-            else:
-                self._file = self.open_file(fs, inner)
+                self._file = _Digested(self._file)
         return self._file
-
-    def open_file(self, fs: Any, inner: str) -> Any:
-        """A new file of a run without a journal, which need not be digested."""
-        return fs.open(inner, "wb")
 
     def write_text(self, data: bytes) -> None:
         """Write UTF-8. Readers drop a U+FEFF that a file begins with, as a byte order mark: one that is text follows one."""

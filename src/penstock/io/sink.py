@@ -154,7 +154,11 @@ class Write(PTransform[PCollection[T], None]):
         self._unapplied = Unapplied(type(self).__name__)
 
     def traits(self) -> Traits:
-        return Traits(sink=self.sink, columns=self.sink.takes_columns and is_ours(self.sink))
+        return Traits(
+            sink=self.sink,
+            takes="either" if self.sink.takes_columns else "rows",
+            columns=self.sink.takes_columns and is_ours(self.sink),
+        )
 
     def expand(self, pcoll: PCollection[T]) -> None:
         self._unapplied.applied()

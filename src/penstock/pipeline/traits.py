@@ -22,6 +22,7 @@ class Traits:
     batch: int | None = 1  # rows that it takes at once, at most; None: that is found while it runs
     by_length: bool = False  # it is given rows of like length
     takes_batches: bool = False  # a row that comes in is a batch of rows
+    takes: Literal["rows", "columns", "either"] = "rows"  # what it wants; the other is turned into it
     columns: bool = False  # tables go through it, or start or end here, as they are, and none of it is the user's Python
     failures: frozenset[str] = frozenset()  # the outputs that rows which failed leave by
     handling: Handling | None = None

@@ -106,7 +106,7 @@ class MapBatches(PTransform[PCollection[T], PCollection[U]]):
         self.format = format
 
     def traits(self) -> Traits:
-        return Traits(batch=self.batch_size)
+        return Traits(batch=self.batch_size, takes="columns" if self.format == "arrow" else "rows")
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -250,7 +250,7 @@ class Flatten(PTransform[Sequence[PCollection[T]], PCollection[T]]):
     """The rows of several collections as one: all of the first, then all of the second, and so on."""
 
     def traits(self) -> Traits:
-        return Traits(joins=True)
+        return Traits(joins=True, takes="either")
 
     def expand(self, pcolls: Sequence[PCollection[T]]) -> PCollection[T]:
         if isinstance(pcolls, PCollection) or not len(pcolls):
@@ -298,7 +298,7 @@ class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
     """A stage boundary: what comes before is finished, split by split, and shared out anew. The rows stay in order."""
 
     def traits(self) -> Traits:
-        return Traits(cuts=True)
+        return Traits(cuts=True, takes="either")
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[T]:
         return single(self, pcoll)

@@ -29,16 +29,14 @@ def explain(job: Job, size: RunSize) -> str:
         ]
     for pool in pools.pools:
         lines.append(_pool_line(pool, pools.in_process))
+    forms: dict[int, str | None] = {}
     for stage in plan.stages:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
+        here = replace(around, workers=pools.of_stage(stage.index).size.workers)
         for root in stage.roots:
-            lines += _tree(
-                plan,
-                root,
-                1,
-                pools.in_process,
-                replace(around, workers=pools.of_stage(stage.index).size.workers),
-            )
+            source = root.traits.source if root.transform is not None else None
+            gives = forms.get(stage.index) if source is None else "columns" if source.gives_columns else "rows"
+            lines += _tree(plan, root, 1, here, gives, forms)
     return "\n".join(lines)
 
 
@@ -61,26 +59,68 @@ def _pool_line(pool: Pool, in_process: bool) -> str:
     return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
 
 
-def _tree(plan: Plan, step: Step, depth: int, in_process: bool, around: Surroundings) -> list[str]:
+def _tree(
+    plan: Plan, step: Step, depth: int, around: Surroundings, given: str | None, forms: dict[int, str | None]
+) -> list[str]:
+    """A step and what follows. `given`: what comes in, or what a root gives; `forms`: what comes into later stages."""
     label = step.label if step.transform is not None else f"rows of {step.label}"
-    lines = [f"{'  ' * depth}{label}{_detail(step, in_process, around)}"]
+    is_root = step.transform is None or step.traits.source is not None
+    details = _details(step, around)
+    if is_root:
+        details += ["gives columns"] if given == "columns" else []
+    else:
+        details += _conversion(step, given)
+        given = _form_after(step, given)
+    lines = [f"{'  ' * depth}{label}{': ' * bool(details)}{', '.join(details)}"]
     for tag, nexts in step.next.items():
+        made = "rows" if tag in step.traits.failures else given
         for end in nexts:
             if isinstance(end, Step):
-                lines += _tree(plan, end, depth + 1, in_process, around)
+                lines += _tree(plan, end, depth + 1, around, made, forms)
             else:
+                if end.kind == "stage":
+                    forms[end.target] = made
                 lines.append(f"{'  ' * (depth + 1)}-> {_outlet(plan, end)}{f' (output {tag!r})' if tag else ''}")
     return lines
 
 
-def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
+def _form_after(step: Step, given: str | None) -> str | None:
+    """Whether rows or columns come out of a step; None: that is not known."""
+    traits = step.traits
+    if traits.takes == "rows" or given is None:
+        return "rows" if traits.takes == "rows" else given
+    model = traits.model
+    stays = traits.takes == "either" or (model is not None and given == "rows" and model.handler.input_columns() is None)
+    return given if stays else "columns"
+
+
+def _conversion(step: Step, given: str | None) -> list[str]:
+    """What a step takes, and what to change where columns are turned into rows."""
+    traits = step.traits
+    if given == "columns" and traits.takes == "rows":
+        return [f"turns columns into rows: {_advice(step)}"]
+    if given == "rows" and _form_after(step, given) == "columns":
+        return ["turns rows into columns"]
+    return ["takes columns"] if traits.takes == "columns" and given == "columns" else []
+
+
+def _advice(step: Step) -> str:
     model = step.traits.model
     if model is None:
-        return ""
+        return 'ps.MapBatches(..., format="arrow") would keep them'
+    if not model.path.plain:
+        return "so do keys, pre- and postprocess functions and with_no_batching()"
+    return "columns= on the handler would keep them"
+
+
+def _details(step: Step, around: Surroundings) -> list[str]:
+    model = step.traits.model
+    if model is None:
+        return []
     spec = model.fixed() if around.deterministic else model
     limits = spec.limits
     place = choose_place(spec.wishes(), around)
-    parts = [place.describe(in_process)]
+    parts = [place.describe(around.in_process)]
     if spec.path.prebatched:
         parts.append("rows are batches already")
     else:
@@ -89,11 +129,9 @@ def _detail(step: Step, in_process: bool, around: Surroundings) -> str:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    if spec.takes_columns():
-        parts.append("takes columns")
     if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
-    return f": {', '.join(parts)}"
+    return parts
 
 
 def _batches(spec: InferenceSpec) -> str:
