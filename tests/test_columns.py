@@ -379,3 +379,27 @@ def test_rows_that_make_no_example_are_cut_out(texts):
     good, failures = rows | ps.RunInference(Choosy()).with_exception_handling()
     assert [row["text"] for row, _ in failures.failed_inferences.collect()] == [text for text in TEXTS if text == "xxx"]
     assert [row["text"] for row in good.collect()] == [text for text in TEXTS if text != "xxx"]
+
+
+def test_an_output_column_of_rows_that_are_no_records():
+    class Same(ps.ModelHandler):
+        def load_model(self):
+            return None
+
+        def run_inference(self, batch, model, inference_args=None):
+            return list(map(str, batch))
+
+    def answers(*rows):
+        return (ps.Pipeline() | ps.Create(rows) | ps.RunInference(Same(output_column="text"))).collect()
+
+    assert answers({"a": 1}) == [{"a": 1, "text": "{'a': 1}", "text_model_id": None}]
+    with pytest.raises(UsageError, match="output_column= adds to dicts, or to a table; got a int"):
+        answers(1)
+
+
+def test_a_record_without_the_column_fails_alone():
+    rows = ps.Pipeline() | ps.Create([{"text": "ab"}, {"id": 1}, {"text": "abc"}])
+    good, failures = rows | ps.RunInference(Lengths()).with_exception_handling(exc_class=LookupError)
+    ((row, failure),) = failures.failed_inferences.collect()
+    assert (row, failure.error_type) == ({"id": 1}, "LookupError")
+    assert [row["text"] for row in good.collect()] == ["ab", "abc"]

@@ -275,7 +275,7 @@ class InferenceStream:
         if self._spec.wraps:
             rows, ids = passage.kept or (), [ticket.other_ids.get(at, ticket.model_id) for at in good]
             rows = pick(rows, good) if isinstance(rows, list) else rows
-            if self._spec.handler.input_columns() is not None:
+            if self._spec.makes_records:
                 made = self._spec.output.add_to_rows(rows, rows_of_answers(made), ids)
             else:
                 made = list(map(PredictionResult, rows, made, ids))

@@ -48,6 +48,9 @@ class Output:
             return list(map(PredictionResult, rows, answers, model_ids))
         made = []
         for row, answer, model_id in zip(rows, answers, model_ids, strict=True):
+            if not isinstance(row, dict):
+                what = f"output_{'column' if self.prefix is None else 'prefix'}="
+                raise UsageError(f"{what} adds to dicts, or to a table; got a {type(row).__name__}: leave it out")
             new = {**self._fields_of(answer), self.model_id: model_id}
             self._check_new(new, list(row))
             made.append({**row, **new})

@@ -151,13 +151,13 @@ class Intake:
         assert self._names is not None
         for row in rows:
             missing = [name for name in self._names if name not in row] if isinstance(row, dict) else None
+            error: Exception | None = None
             if missing is None:
-                what = (
-                    f"columns={list(self._names)} are of rows that are dicts or come from a table, got {type(row).__name__}"
-                )
-                raise row_error(self._step, row, TypeError(what))
-            if missing:
-                raise row_error(self._step, row, KeyError(_missing(missing, list(row))))
+                error = TypeError(f"columns={list(self._names)} need dicts, or a table; got {type(row).__name__}")
+            elif missing:
+                error = LookupError(_missing(missing, list(row)))
+            if error is not None:
+                raise row_error(self._step, row, error) from error
         try:
             inputs = pa.table({name: [row[name] for row in rows] for name in self._names})
         except pa.ArrowException as exc:

@@ -98,7 +98,12 @@ class InferenceSpec:
     @property
     def wraps(self) -> bool:
         """Whether rows that come out hold the rows that came in beside the answers."""
-        return self.handler.wraps_answers or self.handler.input_columns() is not None
+        return self.handler.wraps_answers or self.makes_records
+
+    @property
+    def makes_records(self) -> bool:
+        """Whether rows that come out are the records that came in, with the answers in them or beside them."""
+        return self.output.is_named or self.handler.input_columns() is not None
 
     def wishes(self) -> Wishes:
         """What the user's configuration says about where the model lives."""
