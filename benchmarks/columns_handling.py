@@ -1,6 +1,6 @@
 """Penstock's jobs over columns with and without exception handling, and with rows that fail.
 
-Every function runs in a fresh process. Failed rows leave by an output of their own, into text files.
+Every function runs in a fresh process. Rows that fail are written to Parquet files of their own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,28 @@ def run(kind: str, source: str, handling: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output, failed = Path(folder, "good"), Path(folder, "failed")
         with Stopwatch() as watch, ps.Pipeline() as p:
-            _convert(p, source, handler_of(kind), output, failed if handling else None, "id")
-        return checked(watch, kind, Path(source), output, failed)
+            _convert(p, source, handler_of(kind), output, failed if handling else None)
+        return checked(watch, kind, Path(source), output, failed_values(failed, "id"))
 
 
-def _convert(p: ps.Pipeline, source: str, handler: Any, output: Path, failed: Path | None, told: str) -> None:
-    """`failed`: where the field `told` of rows that fail goes."""
+def _convert(p: ps.Pipeline, source: str, handler: Any, output: Path, failed: Path | None) -> None:
+    """`failed`: where rows that fail go. There is no function of the user's: it would change where the job runs."""
     rows, step = p | ps.ReadFromParquet(f"{source}/*.parquet"), ps.RunInference(handler)
     if failed is None:
         rows | step | ps.WriteToParquet(output)
         return
     good, failures = rows | step.with_exception_handling()
     good | ps.WriteToParquet(output)
-    failures.failed_inferences | ps.Map(lambda failure: str(failure[0][told])) | ps.WriteToText(failed)
+    failures.failed_inferences | ps.WriteToParquet(failed)
+
+
+def failed_values(folder: Path, column: str) -> list[Any]:
+    """The values of a column in the rows that failed."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(path, columns=["row"]) for path in sorted(folder.glob("*.parquet"))]
+    return [value for table in tables for value in pc.struct_field(table["row"], column).to_pylist()]
 
 
 # Twenty float columns and a classifier: the job of overhead.py.
@@ -74,11 +83,11 @@ def classify(source: str, model_path: str, handling: bool, workers: int | None) 
     with tempfile.TemporaryDirectory() as folder:
         output, failed = Path(folder, "good"), Path(folder, "failed")
         with Stopwatch() as watch, ps.Pipeline(workers=workers) as p:
-            _convert(p, source, handler, output, failed if handling else None, COLUMNS[0])
-        return _checked(watch, source, model_path, output, failed)
+            _convert(p, source, handler, output, failed if handling else None)
+        return _checked(watch, source, model_path, output, failed_values(failed, COLUMNS[0]))
 
 
-def _checked(watch: Stopwatch, source: str, model_path: str, output: Path, failed: Path) -> dict[str, Any]:
+def _checked(watch: Stopwatch, source: str, model_path: str, output: Path, failed: list[float]) -> dict[str, Any]:
     """Wrong are rows with another answer than the model's, and those that are missing in both outputs."""
     import numpy as np
     import pyarrow.parquet as pq
@@ -86,7 +95,7 @@ def _checked(watch: Stopwatch, source: str, model_path: str, output: Path, faile
     made = pq.read_table(output, columns=[*COLUMNS, "inference"])
     expected = load_classifier(model_path).predict(np.column_stack([made[name].to_numpy() for name in COLUMNS]))
     right = int((made["inference"].to_numpy() == expected).sum())
-    lost = [line for path in failed.glob("*.txt") for line in path.read_text().split()]
+    nan = int(np.isnan(failed).sum())
     given = sum(pq.ParquetFile(path).metadata.num_rows for path in Path(source).iterdir())
-    wrong = given - right - lost.count("nan") + len(lost) - lost.count("nan")
-    return outcome(watch, made.num_rows, f"{wrong} rows wrong, {len(lost)} failed")
+    wrong = given - right - nan + len(failed) - nan
+    return outcome(watch, made.num_rows, f"{wrong} rows wrong, {len(failed)} failed")

@@ -84,9 +84,9 @@ def write_files(table: pa.Table, folder: Path) -> None:
         pq.write_table(table[number * size : (number + 1) * size], folder / f"part-{number}.parquet")
 
 
-def checked(watch: Stopwatch, kind: str, source: Path, output: Path, failed: Path | None = None) -> dict[str, Any]:
+def checked(watch: Stopwatch, kind: str, source: Path, output: Path, failed: Sequence[int] = ()) -> dict[str, Any]:
     """Read back what a contender wrote. Wrong are rows that are missing, there twice, changed, or with other answers than
-    the plain loop's, and bad rows that are not in `failed`, where the ids of rows that failed are, one to a line."""
+    the plain loop's, and bad rows that are not among the ids in `failed`, or good ones that are."""
     import numpy as np
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -101,8 +101,7 @@ def checked(watch: Stopwatch, kind: str, source: Path, output: Path, failed: Pat
         before = given[name].take(ids)
         right &= pc.fill_null(pc.equal(made[name].cast(before.type), before), False).to_numpy()
     wrong = max(given.num_rows - len(bad), made.num_rows) - len(np.unique(ids[right]))
-    found = read_ids(failed) if failed else []
-    return outcome(watch, made.num_rows, f"{wrong + len({*found} ^ {*bad})} rows wrong, {len(found)} failed")
+    return outcome(watch, made.num_rows, f"{wrong + len({*failed} ^ {*bad})} rows wrong, {len(failed)} failed")
 
 
 def matrix_of(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
@@ -110,7 +109,3 @@ def matrix_of(lists: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     import pyarrow.compute as pc
 
     return pc.list_flatten(lists).to_numpy().reshape(len(lists), -1)  # type: ignore[no-any-return]
-
-
-def read_ids(folder: Path) -> list[int]:
-    return [int(line) for path in sorted(folder.glob("*.txt")) for line in path.read_text().split()]
