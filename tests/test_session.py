@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, Sessions, Ticket
@@ -93,7 +94,7 @@ def ask(lane, rows, **options):
 def ask_and_leave(lane, *blocks, **options):
     """The answers to several blocks, one after the other; then nobody need count on this caller."""
     try:
-        return [row for block in blocks for row in rows_of(ask(lane, block, **options))]
+        return [row for block in blocks for row in as_rows(ask(lane, block, **options))]
     finally:
         lane.close()
 
@@ -1065,9 +1066,11 @@ class InferenceRun:
         self.stream = stream_of(sessions, handler)
 
     def tables(self, *tables):
-        got = [made.block for table in tables for made in self.stream.push(table)]
-        got += [made.block for made in self.stream.finish()]
-        self.stream.close()
+        try:
+            got = [made.block for table in tables for made in self.stream.push(table)]
+            got += [made.block for made in self.stream.finish()]
+        finally:
+            self.stream.close()
         assert all(isinstance(made, pa.Table) for made in got)
         return got
 
@@ -1076,7 +1079,7 @@ def test_tables_of_several_callers_are_joined_to_batches(sessions):
     handler = Columns(max_batch_size=6)
     _, lanes = joined(open_session(sessions, handler), 3)
     got = Threads(*[lambda n=n: ask_and_leave(lanes[n], table_of(10 * n, 10 * n + 4)) for n in range(3)]).all_well()
-    assert [made.to_pylist() for made in got] == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
+    assert got == [list(range(10 * n + 1, 10 * n + 5)) for n in range(3)]
     assert [each.num_rows for each in handler.tables] == [6, 6]
 
 
@@ -1092,7 +1095,7 @@ def test_tables_with_other_columns_do_not_share_a_batch(sessions):
     _, lanes = joined(open_session(sessions, handler), len(tables))
     got = Threads(*[lambda n=n: ask_and_leave(lanes[n], tables[n]) for n in range(len(tables))]).all_well()
     for made, table in zip(got, tables, strict=True):
-        assert made.to_pylist() == [x + 1 for x in table["x"].to_pylist()]
+        assert made == [x + 1 for x in table["x"].to_pylist()]
     assert Counter(each.num_rows for each in handler.tables) == {2: 3, 4: 1}
 
 
