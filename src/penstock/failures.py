@@ -55,7 +55,7 @@ class Failure:
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict, for sinks."""
-        return dataclasses.asdict(self)
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # all are plain values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

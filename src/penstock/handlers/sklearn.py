@@ -180,6 +180,7 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
                 self._inference_fn(model, matrix[rows[:1]], inference_args)
             except ValueError as alone:
                 if NOT_FINITE.search(str(alone)):
+                    alone.__context__ = None  # the same error, of the whole batch
                     bad |= dict.fromkeys(rows, alone)
         if bad:
             raise BadRowsError(bad)

@@ -243,7 +243,8 @@ class InferenceStream:
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)
-        self._last = passage, [passage.at[at] for at in good] if ticket.failures else passage.at
+        kept = good if passage.at == range(pending.rows) else [passage.at[at] for at in good]
+        self._last = passage, kept if ticket.failures else passage.at
         if not self._last[1]:
             return Made([], [])
         if is_table(passage.piece):

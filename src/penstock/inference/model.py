@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.answers import cut, put_together
@@ -276,7 +276,7 @@ class ModelCopy:
         if values is None and len(bad) < rows.count:
             return None
         answers = [None] * rows.count if values is None else checked_answers(values, rows.count, self.step)
-        failures = {at: self._failure(error, step, 1, 1) for at, error in bad.items()}
+        failures = self._failures(bad, step)
         return Outcome(answers, failures, model_id=self._model_id())
 
     def _without(
@@ -292,7 +292,7 @@ class ModelCopy:
         """The batch once more, without the rows that are known to be bad."""
         rest = [at for at in range(rows.count) if at not in bad]
         made = self.outcomes(pick_rows(rows.part(0, rows.count), rest), args, step, handling, retry, holds_back=holds_back)
-        failures = {at: self._failure(error, step, 1, 1) for at, error in bad.items()}
+        failures = self._failures(bad, step)
         return made._replace(
             answers=put_together(rows.count, [(rest, made.answers)]),
             failures={**failures, **{rest[at]: failure for at, failure in made.failures.items()}},
@@ -306,6 +306,12 @@ class ModelCopy:
         if not self.handler.retry_safe:
             return [Blame(0, rows, raised)]
         return blamed(isolate(rows, raised, self._is_out_of_memory), call)
+
+    def _failures(self, errors: Mapping[int, BaseException], step: str) -> dict[int, Failure]:
+        """Of rows that are known to be bad: one for each error, which may be that of many."""
+        distinct = {id(error): error for error in errors.values()}
+        made = {key: self._failure(error, step, 1, 1) for key, error in distinct.items()}
+        return {at: made[id(error)] for at, error in errors.items()}
 
     def _failure(self, error: BaseException, step: str, group: int, attempts: int) -> Failure:
         kind = WRONG_COUNT if isinstance(error, PredictionCountError) else RAISED

@@ -123,14 +123,14 @@ def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]])
 
 def _give(ticket: Ticket, outcome: Outcome, places: list[int], own: list[int]) -> None:
     """To one ticket what of a batch is its own: at these places of the ticket, from these of the batch."""
-    failures = outcome.failures
-    for place, at in zip(places, own, strict=True):  # first: a ticket counts as settled as soon as none is missing
-        if (failure := failures.get(at)) is not None:
-            ticket.fail(place, failure)
-            ticket.missing -= 1
-    if failures:  # None: it runs again, and is answered later
-        good = [(place, at) for place, at in zip(places, own, strict=True) if at not in failures]
-        places, own = [place for place, _ in good], [at for _, at in good]
+    if outcome.failures:  # first: a ticket counts as settled as soon as none is missing
+        place_of = dict(zip(own, places, strict=True))
+        for at, failure in outcome.failures.items():
+            place = place_of.pop(at, None)
+            if place is not None and failure is not None:  # None: it runs again, and is answered later
+                ticket.fail(place, failure)
+                ticket.missing -= 1
+        own, places = list(place_of), list(place_of.values())
     if not places:
         return
     answers = pick(outcome.answers, _range_or(own))
