@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import mmap
 import os
 import selectors
@@ -39,6 +40,12 @@ def read(leases, segments, segment):
 
 def is_intact(array, number):
     return bool((array == number).all())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_garbage():
+    """Files that other tests have left to the collector are closed before any are counted."""
+    gc.collect()
 
 
 def open_files():

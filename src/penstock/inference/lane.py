@@ -136,7 +136,7 @@ class LocalLane:
             self._args, self._args_identity = args, identity_of(args)
         ticket.step = self.step
         columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
-        group = (columns, self._args_identity, self.handling, self.retry)
+        group = (columns, self._args_identity, self.step, self.handling, self.retry)  # as in a host: an error names a step
         entry = Entry(
             Request(ticket, args, self),
             ticket.missing,
