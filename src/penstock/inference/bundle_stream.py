@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.answers import as_rows, pick
+from penstock.answers import as_rows, bare, pick
 from penstock.batching.entry import LOOKAHEAD
 from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, pick_rows, row_count, rows_of, slice_rows
 from penstock.errors import NotShippableError, StepError, UsageError
 from penstock.failures import Failure
-from penstock.inference.columns import model_ids_column, rows_of_answers
+from penstock.inference.columns import model_ids_column
 from penstock.inference.guard import Guard
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.intake import Intake, Passage, examples_in
@@ -277,7 +277,7 @@ class InferenceStream:
             rows, ids = passage.kept or (), [ticket.other_ids.get(at, ticket.model_id) for at in good]
             rows = pick(rows, good) if isinstance(rows, list) else rows
             if self._spec.makes_records:
-                made = self._spec.output.add_to_rows(rows, rows_of_answers(made), ids)
+                made = self._spec.output.add_to_rows(rows, bare(made), ids)
             else:
                 made = list(map(PredictionResult, rows, made, ids))
         if path.plain:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.answers import as_rows, bare, is_arrow
+from penstock.answers import bare, is_arrow
 from penstock.blocks import ANSWERS
 from penstock.errors import UsageError
 from penstock.rows import PredictionResult
@@ -149,8 +149,3 @@ def _numpy_column(column: Any) -> Any:
             items = _numpy_column(values.flatten())
             return items.reshape(len(values), column.type.list_size, *items.shape[1:])
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
-
-
-def rows_of_answers(answers: Any) -> list[Any]:
-    """One bare answer for each row."""
-    return bare(as_rows(answers))

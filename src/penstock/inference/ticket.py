@@ -18,7 +18,7 @@ from penstock.transport.packing import why_not_packed
 
 class Ticket:
     """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
-    A row that failed has a failure in the place of an answer."""
+    A row that failed has a failure instead of an answer."""
 
     __slots__ = (
         *("block", "error", "failures", "gathering", "missing", "model_id", "other_ids", "sizes", "step"),

@@ -1,6 +1,6 @@
 """Lists of a fixed size, such as vectors: a column has them where each of its values is there and has that size.
 
-A null in the place of such a list is left to plain lists: readers before Arrow 26 refuse files that say otherwise.
+A column with a null instead of such a list has plain lists: readers before Arrow 26 refuse files that say otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.io.arrow_types import is_list
 
 
 def without_sizes(kind: pa.DataType) -> pa.DataType:
-    """The type with a plain list in the place of each list of a fixed size."""
+    """The type with a plain list instead of each list of a fixed size."""
     return with_sizes_of(kind, pa.null())
 
 
