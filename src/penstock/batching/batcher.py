@@ -87,9 +87,11 @@ class Batcher(Generic[T]):
         if not line.listed:
             self._list_if_full(line)
 
-    def take(self, now: float, *, flush: bool = False, linger: float = math.inf, copy: int = 0) -> list[Span[T]] | None:
+    def take(
+        self, now: float, *, flush: bool = False, linger: float = math.inf, copy: int = 0, in_a_row: int = 1
+    ) -> list[Span[T]] | None:
         """The next batch for this copy if one is full or due, or with `flush` whatever waits longest. `linger`: seconds
-        after which rows leave, too, that have no max_wait."""
+        after which rows leave, too, that have no max_wait. `in_a_row`: up to so many full ones, if one entry has them."""
         if self._alone:
             entry = self._alone.popleft()
             entry.taken = entry.size
@@ -100,8 +102,10 @@ class Batcher(Generic[T]):
             line = self._first_due(line, now, flush, linger)
         if line is None:
             return None
-        group, before = line.group, line.group.rows
-        spans = group.cut(line.model.limits, line.model.aims[copy], due=line.is_due(now))
+        group, before, aim = line.group, line.group.rows, line.model.aims[copy]
+        if in_a_row > 1 and isinstance(group, _Group):
+            aim = group.in_a_row(line.model.limits, aim, in_a_row)
+        spans = group.cut(line.model.limits, aim, due=line.is_due(now))
         self._shrank(line, before)
         return spans
 
@@ -264,6 +268,11 @@ class _Group(Generic[T]):
 
     def is_full(self, limits: BatchLimits, aim: Aim) -> bool:
         return self.rows >= aim.rows or (limits.max_weight is not None and self.weight >= limits.max_weight)
+
+    def in_a_row(self, limits: BatchLimits, aim: Aim, most: int) -> Aim:
+        """The aim for several full batches, if the first entry has them."""
+        batches = min(most, (self.entries[0].size - self.entries[0].taken) // aim.rows)
+        return aim if limits.max_weight is not None or batches < 2 else Aim(batches * aim.rows)
 
     def discard(self, owner: Hashable) -> None:
         kept = [entry for entry in self.entries if entry.owner != owner]

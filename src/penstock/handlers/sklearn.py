@@ -5,11 +5,13 @@ rows or a table -> one matrix (NumPy) or frame (pandas) -> model.predict -> an a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from penstock.answers import put_together
 from penstock.errors import BadRowsError, MissingPackageError, PredictionCountError
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.sklearn_data import (
@@ -183,7 +185,17 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
                     alone.__context__ = None  # the same error, of the whole batch
                     bad |= dict.fromkeys(rows, alone)
         if bad:
-            raise BadRowsError(bad)
+            raise BadRowsError(bad, self._values_without(bad, matrix, model, inference_args))
+
+    def _values_without(
+        self, bad: Mapping[int, Any], matrix: Any, model: BaseEstimator, inference_args: InferenceArgs
+    ) -> Any:
+        """The answers to all rows but the bad ones; None if those are refused, too, or there are none."""
+        good = [at for at in range(len(matrix)) if at not in bad]
+        with contextlib.suppress(ValueError):
+            if good:
+                return put_together(len(matrix), [(good, super()._run(matrix[good], len(good), model, inference_args))])
+        return None
 
     def check_columns(self, schema: pa.Schema) -> None:
         super().check_columns(schema)

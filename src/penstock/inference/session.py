@@ -243,7 +243,7 @@ class InferenceSession:
         """Run a batch if the model is free and one may leave; whether one did."""
         if self._running >= self._limit:
             return False
-        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once)
+        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once, in_a_row=True)
         if taken is None:
             return False
         self._run(*taken)
@@ -263,46 +263,62 @@ class InferenceSession:
                     self._changed.wait(self._patience())
 
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
-        outcome: Outcome | PenstockError
+        """A batch, or several in a row."""
+        outcomes: list[Outcome] | PenstockError
+        batches = _one_by_one(spans, aim.rows)
         self._running += 1
         self._changed.release()
         try:
-            batch = gather([(entry.item.ticket.block, start, stop) for entry, start, stop in spans])
             started = time.perf_counter()
             request = spans[0].entry.item
-            lane = request.lane
             self._owner.native_threads.limit_this_thread()
-            outcome = self._model.outcomes(batch, request.args, lane.step, lane.handling, lane.retry)
+            how = request.args, request.lane.step, request.lane.handling, request.lane.retry
+            outcomes = [self._model.outcomes(_rows_of(batch), *how) for batch in batches]
             ended = time.perf_counter()
-            size = self._sampled_size(batch)
+            size = self._sampled_size(batches[0])
         except PenstockError as exc:
-            outcome = exc
+            outcomes = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
-            outcome = StepError(f"step {self.step!r}: {type(exc).__name__} in run_inference(): {safe_str(exc)}")
+            outcomes = StepError(f"step {self.step!r}: {type(exc).__name__} in run_inference(): {safe_str(exc)}")
             if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C
         finally:
             self._changed.acquire()
             self._running -= 1
-            settle(spans, outcome)
+            for at, batch in enumerate(batches):
+                settle(batch, outcomes[at] if isinstance(outcomes, list) else outcomes)
             self._owner.settled()
-        if not isinstance(outcome, Outcome):
+        if not isinstance(outcomes, list):
             self._measures.failed()
             return
-        seconds = ended - started
-        too_large = outcome.out_of_memory
-        self._front.ran(spans, aim, seconds, ended, calls=outcome.calls, too_large=too_large)
-        self._measures.ran(spans, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
+        seconds = (ended - started) / len(batches)
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            too_large = outcome.out_of_memory
+            self._front.ran(batch, aim, seconds, ended, calls=outcome.calls, too_large=too_large)
+            self._measures.ran(batch, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
+            size = None
 
-    def _sampled_size(self, batch: Block) -> int | None:
+    def _sampled_size(self, batch: list[Span[Request]]) -> int | None:
         """The bytes of some batches; None for others."""
         self._batches += 1
-        return None if self._batches % BYTES_SAMPLED_EVERY != 1 else self._model.byte_size(batch)
+        return None if self._batches % BYTES_SAMPLED_EVERY != 1 else self._model.byte_size(_rows_of(batch))
 
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
         self._measures.found(self._front.explain())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
+
+
+def _rows_of(batch: list[Span[Request]]) -> Block:
+    return gather([(entry.item.ticket.block, start, stop) for entry, start, stop in batch])
+
+
+def _one_by_one(spans: list[Span[Request]], rows: int) -> list[list[Span[Request]]]:
+    """Batches that left in a row: several are in one entry, and each has so many rows."""
+    (entry, start, stop), *others = spans
+    if others or entry.alone or stop - start <= rows:
+        return [spans]
+    return [[Span(entry, at, at + rows)] for at in range(start, stop, rows)]
 
 
 def _hosted_session(owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:

@@ -20,6 +20,7 @@ from penstock.batching.limits import BatchLimits
 T = TypeVar("T")
 
 LINGER = (0.002, 1.0)  # seconds that rows wait at most for others that may come: the least, the most
+QUICK, MOST_IN_A_ROW = 0.001, 64  # seconds for which batches run in a row, and how many at most
 
 
 class Front(Generic[T]):
@@ -92,14 +93,20 @@ class Front(Generic[T]):
         entry.owner = lane
         self._batcher.add(entry, now)
 
-    def take(self, now: float, *, idle: bool, copy: int = 0) -> tuple[list[Span[T]], Aim] | None:
-        """The next batch for a copy, if one may leave: any if it is idle, else a full one; and the aim it was cut for."""
+    def take(self, now: float, *, idle: bool, copy: int = 0, in_a_row: bool = False) -> tuple[list[Span[T]], Aim] | None:
+        """The next batch for a copy, if one may leave: any if it is idle, else a full one; and the aim it was cut for.
+        `in_a_row`: where they are quick, and of one size, several full ones that follow each other in one entry."""
+        times = self._times(copy) if in_a_row else 1
         if idle:
             nobody_can_add = len(self._waiting) == len(self.lanes)
-            spans = self._batcher.take(now, flush=nobody_can_add, linger=self._linger(), copy=copy)
+            spans = self._batcher.take(now, flush=nobody_can_add, linger=self._linger(), copy=copy, in_a_row=times)
         else:
-            spans = self._batcher.take(-math.inf, copy=copy)
+            spans = self._batcher.take(-math.inf, copy=copy, in_a_row=times)
         return None if spans is None else (spans, self._batcher.aim_of(spans[0].entry.model, copy))
+
+    def _times(self, copy: int) -> int:
+        is_fixed = len(self._aimings) == 1 and self._aimings[None][copy].is_fixed
+        return min(MOST_IN_A_ROW, int(QUICK / self._seconds)) if is_fixed and self._seconds > 0 else 1
 
     def next_time(self) -> float | None:
         """When an idle copy should ask again, if nothing happens before; None: not before something does."""
@@ -123,8 +130,8 @@ class Front(Generic[T]):
         too_large: int | None = None,
         copy: int = 0,
     ) -> None:
-        """A batch is answered, after so many calls. `aim`: that it was cut for; None if it teaches nothing about sizes.
-        `too_large`: so many of its rows did not fit into memory together."""
+        """A batch is answered, after so many calls; or several in a row, each in so many seconds. `aim`: that it was cut
+        for; None if it teaches nothing about sizes. `too_large`: so many of its rows did not fit into memory together."""
         if self._in_turn:  # without the time of the one before
             before, self._ended[copy] = self._ended[copy], max(self._ended[copy], ended)
             seconds = max(0.0, min(seconds, ended - before))

@@ -5,6 +5,7 @@ It ends when it is told to, or when the coordinator is gone.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -43,6 +44,18 @@ def main(descriptor: str, threads: str, around: str) -> None:
     with seldom_collected():
         sessions = Sessions(Metrics(), Surroundings(**json.loads(around)))
         _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
+    _leave()
+
+
+def _leave() -> None:
+    """End as processes of multiprocessing do: threads are waited for, what was registered for the end runs, what was printed
+    appears. Nothing is taken apart object by object: of a framework that takes seconds."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # there may be none, or it is closed
+            stream.flush()
+    os._exit(0)
 
 
 class _Worker:
