@@ -1,31 +1,30 @@
 """Texts to vectors on one GPU, Parquet to Parquet: Penstock with no setting beside SentenceTransformer.encode.
 
     pip install 'penstock[huggingface]'
-    python benchmarks/gpu_texts.py [--rows N] [--rounds N] [--only jobs|device|stages] [--markdown FILE]
+    python benchmarks/gpu_texts.py [--rows N] [--rounds N] [--only jobs|device] [--markdown FILE]
     python benchmarks/gpu_texts.py --device cpu --rows 200 --layers 2    # to see that it runs
 
 An encoder the size of BERT-base with random weights, bf16; texts of 77 tokens on average in 16 files. Every case runs in a
 fresh process, and its clock is for the whole job: from the start of the process, imports included, until the last file is
 written. The rate of Penstock is that after the first quarter of the rows, until the last one is written, by what
 RunHandle.progress() says; the rate of encode() is that of the call alone. All cases run in the first round; those that are
-compared in all rounds are Penstock and the encode() that was the fastest. The device alone has its rows tokenised, sorted and
+compared in all rounds are Penstock, with no setting and with 14 workers, and the encode() that was the fastest. The device alone has its rows tokenised, sorted and
 padded in memory. Nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gpu_report import figures_of, told, wrong
 from measure import Case, Outcome, run_case, run_rounds
 from report import Check, Outcomes, job_speedup, section
 
-PENSTOCK, WORKERS = "Penstock, no setting", "Penstock, 14 workers"
+PENSTOCK, WORKERS = "Penstock, no setting", "Penstock, many workers"
 BATCHES = (4_096, 8_192, 1_024)  # of encode()
 BUDGETS = [kilo << 10 for kilo in (64, 128, 256, 512)]  # padded tokens in a batch of the device alone
 
@@ -38,6 +37,10 @@ class Settings:
     layers: int
     device: str
     rounds: int
+
+    @property
+    def workers(self) -> int:
+        return 14 if self.device != "cpu" else 2
 
     @property
     def budgets(self) -> list[int]:
@@ -62,34 +65,35 @@ def jobs(folder: str, settings: Settings, alone: Outcome | None) -> list[str]:
     shared = {"folder": folder, "device": settings.device}
     contenders, rows = "gpu_texts_contenders", settings.rows
     ours = Case(name=PENSTOCK, call=f"{contenders}:penstock", options={**shared, "rows": rows})
-    workers = Case(name=WORKERS, call=f"{contenders}:penstock", options={**shared, "rows": rows, "workers": 14})
+    workers = Case(
+        name=WORKERS, call=f"{contenders}:penstock", options={**shared, "rows": rows, "workers": settings.workers}
+    )
     rivals = [
         Case(name=f"encode, batch {size:,}", call=f"{contenders}:encode", options={**shared, "batch_size": size})
         for size in BATCHES
     ]
     outcomes = run_rounds([ours, *rivals, workers], 1)
-    best = max(rivals, key=lambda case: max(_figures(outcomes[case.name], "rate"), default=0.0))
+    best = max(rivals, key=lambda case: max(figures_of(outcomes[case.name], "rate"), default=0.0))
     if settings.rounds > 1:
         for name, runs in run_rounds([best, workers, ours], settings.rounds - 1).items():
             outcomes[name] += runs
     checks = [*_job_checks(outcomes, best.name, [case.name for case in rivals]), *_device_checks(outcomes, alone)]
     title = f"{settings.rows:,} texts, an encoder of {settings.layers} layers"
-    return [*section(title, outcomes, checks), *_told(outcomes)]
+    return [*section(title, outcomes, checks), *told(outcomes)]
 
 
 def _job_checks(outcomes: Outcomes, best: str, rivals: Sequence[str]) -> list[Check]:
-    ours, other = _figures(outcomes[PENSTOCK], "rate"), _figures(outcomes[best], "rate")
+    ours, other = figures_of(outcomes[PENSTOCK], "rate"), figures_of(outcomes[best], "rate")
     ratios = [a / b for a, b in zip(ours, other, strict=False)]
-    first = {name: runs[: len(outcomes[PENSTOCK])] for name, runs in outcomes.items()}
-    others = [_compared(first, name) for name in rivals]
+    off = [value for runs in outcomes.values() for value in figures_of(runs, "off")]
     whole = [done.job for done in outcomes[PENSTOCK] if not done.error]
     return [
         Check(label=f"{PENSTOCK}: rows/s after a quarter", values=ours, limit=17_000, at_least=True),
         Check(label=f"the same: times the rows/s of {best}", values=ratios, limit=2.5, at_least=True, unit="x"),
         Check(label=f"{PENSTOCK}: whole job", values=whole, limit=25, unit=" s"),
-        *others,
-        _wrong(outcomes),
-        Check(label="largest error of a vector, in distances of two rows", values=_all(outcomes, "off"), limit=0.25),
+        *[_compared(outcomes, name) for name in rivals],
+        wrong(outcomes),
+        Check(label="largest error of a vector, in distances of two rows", values=off, limit=0.25),
     ]
 
 
@@ -107,39 +111,13 @@ def _device_checks(outcomes: Outcomes, alone: Outcome | None) -> list[Check]:
     return [
         Check(
             label=f"{name}: rows/s after a quarter, of the best of the device alone",
-            values=[rate / best for rate in _figures(outcomes[name], "rate")],
+            values=[rate / best for rate in figures_of(outcomes[name], "rate")],
             limit=0.8,
             at_least=True,
             unit="x",
         )
         for name in (PENSTOCK, WORKERS)
     ]
-
-
-def _told(outcomes: Outcomes) -> list[str]:
-    """What each run has measured besides: rates, and what the search for a size has found."""
-    lines = []
-    for name, runs in outcomes.items():
-        for number, done in enumerate(runs):
-            figures = ", ".join(f"{what} {value:,.4g}" for what, value in done.figures.items())
-            lines += [f"- {name}, run {number + 1}: {figures}", *[f"  - {word}" for word in done.words]]
-    return [*lines, ""]
-
-
-def _figures(runs: Sequence[Outcome], name: str) -> list[float]:
-    return [done.figures[name] for done in runs if not done.error]
-
-
-def _all(outcomes: Outcomes, name: str) -> list[float]:
-    return [value for runs in outcomes.values() for value in _figures(runs, name)]
-
-
-def _wrong(outcomes: Outcomes) -> Check:
-    """The most wrong rows of any run: the first number of its checksum. No result where a run failed."""
-    runs = [done for each in outcomes.values() for done in each]
-    is_whole = all(done.error is None for done in runs)
-    worst = [max(float(str(done.checksum).split()[0]) for done in runs)] if is_whole else []
-    return Check(label="rows that are wrong, in the worst run of all cases", values=worst, limit=0)
 
 
 def main() -> None:
