@@ -20,8 +20,9 @@ BATCH = 256
 
 def penstock(folder: str, source: str, device: str, layers: int, rows: int) -> dict[str, Any]:
     """With no setting. The bytes of the photos are not written."""
-    import penstock as ps
     from gpu_progress import run_watched
+
+    import penstock as ps
     from penstock.handlers.images import PytorchImageModelHandler
 
     handler = PytorchImageModelHandler(
@@ -69,7 +70,6 @@ def loader(folder: str, source: str, device: str, layers: int, workers: int) -> 
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
-    import torch
     from torch.utils.data import DataLoader
 
     with tempfile.TemporaryDirectory() as output:

@@ -1,7 +1,7 @@
 """A model the shape of ResNet-50, photos for it, and whether logits are right. All of it runs in the fresh processes.
 
-A folder holds the weights in `model.pt`, the photos in `images` and a third of them in `few`, and the logits of some rows by a
-plain loop. Rows repeat a number of photos that differ.
+A folder holds the weights in `model.pt`, the photos in `images` and a third of them in `few`, and the logits of some rows
+by a plain loop. Rows repeat a number of photos that differ.
 """
 
 from __future__ import annotations

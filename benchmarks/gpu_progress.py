@@ -29,7 +29,7 @@ class Watched(NamedTuple):
 
 
 def run_watched(pipeline: Any, rows: int) -> Watched:
-    """Run a pipeline of one stage; a thread looks at RunHandle.progress(), which counts a row when it is through all steps."""
+    """Run a pipeline of one stage; a thread looks at RunHandle.progress(), which counts rows that are through all steps."""
     started = time.perf_counter()
     run = pipeline.start()
     over = threading.Event()

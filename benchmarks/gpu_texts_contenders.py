@@ -22,8 +22,9 @@ MULTIPLE = 8  # lengths are rounded up to one of it
 
 def penstock(folder: str, device: str, rows: int, workers: int | None = None) -> dict[str, Any]:
     """With no setting, or only with so many workers."""
-    import penstock as ps
     from gpu_progress import run_watched
+
+    import penstock as ps
     from penstock.handlers.huggingface import SentenceTransformerModelHandler
 
     handler = SentenceTransformerModelHandler(
