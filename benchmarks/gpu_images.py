@@ -6,8 +6,8 @@
 
 JPEG files of 320 by 240 pixels in 16 files of Parquet; a model the shape of ResNet-50 with random weights, bf16, channels
 last. Every case runs in a fresh process, and its clock is for the whole job: from the start of the process, imports
-included, until the last file is written. The DataLoader is tried first with each number of workers, on a third of the rows; the best
-one runs in the rounds. The rate of Penstock is that after the first quarter of the rows, until the last one is written, by
+included, until the last file is written. The DataLoader is tried first with each number of workers, on a third of the rows;
+the best one runs in the rounds. The rate of Penstock is that after the first quarter of the rows, until the last one is written, by
 what RunHandle.progress() says. Decoding alone has a process for each core, on a third of the rows. Nothing is asserted.
 """
 

@@ -7,9 +7,9 @@
 An encoder the size of BERT-base with random weights, bf16; texts of 77 tokens on average in 16 files. Every case runs in a
 fresh process, and its clock is for the whole job: from the start of the process, imports included, until the last file is
 written. The rate of Penstock is that after the first quarter of the rows, until the last one is written, by what
-RunHandle.progress() says; the rate of encode() is that of the call alone. All cases run in the first round; those that are
-compared in all rounds are Penstock, with no setting and with 14 workers, and the encode() that was the fastest. The device alone has its rows tokenised, sorted and
-padded in memory. Nothing is asserted.
+RunHandle.progress() says; the rate of encode() is that of the call alone. All cases run in the first round; in the others
+Penstock, with no setting and with 14 workers, and the encode() that was the fastest. The device alone has its rows tokenised,
+sorted and padded in memory. Nothing is asserted.
 """
 
 from __future__ import annotations
