@@ -7,8 +7,8 @@
 JPEG files of 320 by 240 pixels in 16 files of Parquet; a model the shape of ResNet-50 with random weights, bf16, channels
 last. Every case runs in a fresh process, and its clock is for the whole job: from the start of the process, imports
 included, until the last file is written. The DataLoader is tried first with each number of workers, on a third of the rows;
-the best one runs in the rounds. The rate of Penstock is that after the first quarter of the rows, until the last one is written, by
-what RunHandle.progress() says. Decoding alone has a process for each core, on a third of the rows. Nothing is asserted.
+the best one runs in the rounds. The rate of Penstock is that of its model from when a quarter of the rows is
+answered until all are: its handler notes when each batch was. Decoding alone has a process for each core, on a third of the rows. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def jobs(folder: str, given: argparse.Namespace) -> list[str]:
     trial = run_rounds([_loader(workers, "few", shared) for workers in WORKERS], 1)
     workers = max(WORKERS, key=lambda each: max(figures_of(trial[_loader_name(each)], "rate"), default=0.0))
     rival = _loader(workers, "images", shared)
-    options = {**shared, "source": "images", "rows": given.rows}
+    options = {**shared, "source": "images"}
     ours = Case(name=PENSTOCK, call=f"{CONTENDERS}:penstock", options=options)
     outcomes = run_rounds([ours, rival, _decode_case(folder)], given.rounds)
     few = section(f"DataLoader: workers tried, {-(-given.rows // 3):,} rows", trial, [])

@@ -18,14 +18,14 @@ from workload import Stopwatch, outcome
 BATCH = 256
 
 
-def penstock(folder: str, source: str, device: str, layers: int, rows: int) -> dict[str, Any]:
+def penstock(folder: str, source: str, device: str, layers: int) -> dict[str, Any]:
     """With no setting. The bytes of the photos are not written."""
+    from gpu_handlers import NotingImageHandler
     from gpu_progress import run_watched
 
     import penstock as ps
-    from penstock.handlers.images import PytorchImageModelHandler
 
-    handler = PytorchImageModelHandler(
+    handler = NotingImageHandler(
         state_dict_path=f"{folder}/model.pt",
         model_class=resnet,
         model_params={"layers": layers, "half": device != "cpu"},
@@ -36,12 +36,13 @@ def penstock(folder: str, source: str, device: str, layers: int, rows: int) -> d
         mean=MEAN,
         std=DEVIATION,
     )
-    with tempfile.TemporaryDirectory() as output:
+    with tempfile.TemporaryDirectory() as scratch:
+        output, handler.noted_in = f"{scratch}/logits", f"{scratch}/calls"
         with Stopwatch() as watch:
             p = ps.Pipeline()
             answered = p | ps.ReadFromParquet(f"{folder}/{source}/*.parquet") | ps.RunInference(handler)
             answered | ps.MapBatches(without_image, format="arrow") | ps.WriteToParquet(output)
-            watched = run_watched(p, rows)
+            watched = run_watched(p, handler)
         return checked(watch, folder, source, output, figures=watched.figures(), words=watched.words())
 
 

@@ -2,43 +2,101 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
-EVERY = 0.02  # seconds between two looks; workers report their rows about twice a second, and when a split is written
+EVERY = 0.02  # seconds between two looks; a split's rows are counted as written within one of these
 START = 0.25  # of the rows: loading the model and the search for a batch size are in it
+
+
+class Noting:
+    """In front of a handler's class: one line for each batch, when its call began and ended, and its rows. Written where the
+    model lives."""
+
+    noted_in: str
+
+    def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
+        started = time.time()
+        answers = super().run_inference(batch, model, inference_args)  # type: ignore[misc]
+        line = f"{started} {time.time()} {len(batch)}\n"
+        file = os.open(self.noted_in, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+        return answers
+
+
+class Call(NamedTuple):
+    """One batch at the model; by the clock of the machine."""
+
+    started: float
+    ended: float
+    rows: int
 
 
 class Watched(NamedTuple):
     """A run that is done."""
 
-    rate: float  # rows/s after the first quarter; 0 where too few looks saw the rows in between
-    first: float  # seconds from the start until rows were seen that are done
+    calls: list[Call]  # by when they ended
+    written: float  # when all rows were
     result: Any
 
     def figures(self) -> dict[str, float]:
-        """For an outcome."""
+        """For an outcome. `rate` is from when a quarter of the rows was answered until all were; `rate, written` until all
+        were written."""
+        early, at = self._early()
+        late = sum(call.rows for call in self.calls) - early
+        calls = [call for call in self.calls if call.ended > at]
+        end = self.calls[-1].ended
         sizes = self.result.metrics.distribution("inference_request_batch_size")
-        counters = {name: self.result.metrics.counter(name) for name in ("useful_cost", "padded_cost")}
-        return {"rate": self.rate, "first rows": self.first, "batches": sizes.count, "rows a batch": sizes.mean, **counters}
+        return {
+            "rate": late / (end - at) if end > at else 0.0,
+            "rate, written": late / (self.written - at) if self.written > at else 0.0,
+            "batches": sizes.count,
+            "rows a batch, late": late / len(calls) if calls else 0.0,
+            "seconds a call, late": sum(call.ended - call.started for call in calls) / len(calls) if calls else 0.0,
+            "share without a call, late": _idle(calls, at, end),
+            **{name: self.result.metrics.counter(name) for name in ("useful_cost", "padded_cost")},
+        }
+
+    def _early(self) -> tuple[int, float]:
+        """The rows of the first quarter, and when they were answered."""
+        rows, wanted = 0, START * sum(call.rows for call in self.calls)
+        for call in self.calls:
+            rows += call.rows
+            if rows >= wanted:
+                break
+        return rows, call.ended
 
     def words(self) -> list[str]:
         """Where the model lived, and which batch size was found."""
         return [f"{key.name}: {note}" for key, note in sorted(self.result.metrics.notes.items())]
 
 
-def run_watched(pipeline: Any, rows: int) -> Watched:
-    """Run a pipeline of one stage; a thread looks at RunHandle.progress(), which counts rows that are through all steps."""
-    started = time.perf_counter()
+def _idle(calls: list[Call], start: float, end: float) -> float:
+    """The share of this time in which the model was called for no batch."""
+    idle, busy_until = 0.0, start
+    for call in sorted(calls):
+        idle += max(0.0, call.started - busy_until)
+        busy_until = max(busy_until, call.ended)
+    return idle / (end - start) if end > start else 0.0
+
+
+def run_watched(pipeline: Any, handler: Noting) -> Watched:
+    """Run a pipeline of one stage with this handler. A thread looks at RunHandle.progress() for when all rows are written."""
     run = pipeline.start()
     over = threading.Event()
-    seen = [(0.0, 0)]  # when, and how many rows, each time that there were more
+    written, seen = 0.0, 0
 
     def look() -> None:
+        nonlocal written, seen
         stages = run.progress()
-        if stages and stages[-1].rows > seen[-1][1]:
-            seen.append((time.perf_counter() - started, stages[-1].rows))
+        if stages and stages[-1].rows > seen:
+            written, seen = time.time(), stages[-1].rows
 
     def watch() -> None:
         while not over.wait(EVERY):
@@ -52,10 +110,6 @@ def run_watched(pipeline: Any, rows: int) -> Watched:
         over.set()
         thread.join()
     look()
-    return Watched(_late_rate(seen, rows), seen[1][0] if len(seen) > 1 else 0.0, result)
-
-
-def _late_rate(seen: list[tuple[float, int]], rows: int) -> float:
-    at, done = next((each for each in seen if each[1] >= START * rows), seen[-1])
-    end, all_done = seen[-1]
-    return (all_done - done) / (end - at) if end > at else 0.0
+    lines = [line.split() for line in Path(handler.noted_in).read_text().splitlines()]
+    calls = sorted((Call(float(a), float(b), int(c)) for a, b, c in lines), key=lambda call: call.ended)
+    return Watched(calls, written, result)

@@ -20,21 +20,22 @@ IN_FLIGHT = 4  # batches of the device alone
 MULTIPLE = 8  # lengths are rounded up to one of it
 
 
-def penstock(folder: str, device: str, rows: int, workers: int | None = None) -> dict[str, Any]:
+def penstock(folder: str, device: str, workers: int | None = None) -> dict[str, Any]:
     """With no setting, or only with so many workers."""
+    from gpu_handlers import NotingEncoderHandler
     from gpu_progress import run_watched
 
     import penstock as ps
-    from penstock.handlers.huggingface import SentenceTransformerModelHandler
 
-    handler = SentenceTransformerModelHandler(
+    handler = NotingEncoderHandler(
         f"{folder}/model", device="CPU" if device == "cpu" else "GPU", columns="text", output_column="vector"
     )
-    with tempfile.TemporaryDirectory() as output:
+    with tempfile.TemporaryDirectory() as scratch:
+        output, handler.noted_in = f"{scratch}/vectors", f"{scratch}/calls"
         with Stopwatch() as watch:
             p = ps.Pipeline() if workers is None else ps.Pipeline(workers=workers)
             p | ps.ReadFromParquet(f"{folder}/texts/*.parquet") | ps.RunInference(handler) | ps.WriteToParquet(output)
-            watched = run_watched(p, rows)
+            watched = run_watched(p, handler)
         return checked(watch, folder, output, figures=watched.figures(), words=watched.words())
 
 
