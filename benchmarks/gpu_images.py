@@ -8,7 +8,8 @@ JPEG files of 320 by 240 pixels in 16 files of Parquet; a model the shape of Res
 last. Every case runs in a fresh process, and its clock is for the whole job: from the start of the process, imports
 included, until the last file is written. The DataLoader is tried first with each number of workers, on a third of the rows;
 the best one runs in the rounds. The rate of Penstock is that of its model from when a quarter of the rows is
-answered until all are: its handler notes when each batch was. Decoding alone has a process for each core, on a third of the rows. Nothing is asserted.
+answered until all are: its handler notes when each batch was. Decoding alone has a process for
+each core, on a third of the rows. Nothing is asserted.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _idle(calls: list[Call], start: float, end: float) -> float:
 
 
 def run_watched(pipeline: Any, handler: Noting) -> Watched:
-    """Run a pipeline of one stage with this handler. A thread looks at RunHandle.progress() for when all rows are written."""
+    """Run a pipeline of one stage with this handler. A thread looks at RunHandle.progress(), for when all is written."""
     run = pipeline.start()
     over = threading.Event()
     written, seen = 0.0, 0

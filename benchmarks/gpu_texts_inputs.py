@@ -52,8 +52,8 @@ def save_model(folder: Path, words: list[str], layers: int, device: str) -> None
     BertModel(config).to(dtype_of(device)).save_pretrained(plain)
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     BertTokenizerFast(vocab=vocabulary, model_max_length=LONGEST).save_pretrained(plain)
-    encoder = Transformer(str(plain), max_seq_length=LONGEST, model_kwargs={"dtype": dtype_of(device)})
-    SentenceTransformer(modules=[encoder, Pooling(WIDTH)], device="cpu").save(str(folder))
+    encoder = Transformer(str(plain), max_seq_length=LONGEST)
+    SentenceTransformer(modules=[encoder, Pooling(WIDTH)], device="cpu").to(dtype_of(device)).save(str(folder))
 
 
 def dtype_of(device: str) -> Any:
