@@ -13,21 +13,26 @@ START = 0.25  # of the rows: loading the model and the search for a batch size a
 
 
 class Noting:
-    """In front of a handler's class: one line for each batch, when its call began and ended, and its rows. Written where the
-    model lives."""
+    """In front of a handler's class: one line for each batch, when its call began and ended, its rows, and their lengths in all.
+    Written where the model lives."""
 
     noted_in: str
 
     def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
         started = time.time()
         answers = super().run_inference(batch, model, inference_args)  # type: ignore[misc]
-        line = f"{started} {time.time()} {len(batch)}\n"
+        line = f"{started} {time.time()} {len(batch)} {self._length(batch)}\n"
         file = os.open(self.noted_in, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(file, line.encode())
         finally:
             os.close(file)
         return answers
+
+    def _length(self, batch: Any) -> int:
+        """Rows where the model has no lengths."""
+        handler: Any = self
+        return sum(handler.get_lengths(batch)) if handler.measures_length() else len(batch)
 
 
 class Call(NamedTuple):
@@ -36,6 +41,7 @@ class Call(NamedTuple):
     started: float
     ended: float
     rows: int
+    length: int
 
 
 class Watched(NamedTuple):
@@ -47,34 +53,40 @@ class Watched(NamedTuple):
 
     def figures(self) -> dict[str, float]:
         """For an outcome. `rate` is from when a quarter of the rows was answered until all were; `rate, written` until all
-        were written."""
-        early, at = self._early()
-        late = sum(call.rows for call in self.calls) - early
+        were written. Both count rows of average length: where long ones come first, the others are quicker."""
+        at = self._quarter()
         calls = [call for call in self.calls if call.ended > at]
+        rows = _rows(calls)
+        late = sum(call.length for call in calls) * _rows(self.calls) / sum(call.length for call in self.calls)
         end = self.calls[-1].ended
         sizes = self.result.metrics.distribution("inference_request_batch_size")
         return {
             "rate": late / (end - at) if end > at else 0.0,
             "rate, written": late / (self.written - at) if self.written > at else 0.0,
             "batches": sizes.count,
-            "rows a batch, late": late / len(calls) if calls else 0.0,
+            "rate, of the rows as they came": rows / (end - at) if end > at else 0.0,
+            "rows a batch, late": rows / len(calls) if calls else 0.0,
             "seconds a call, late": sum(call.ended - call.started for call in calls) / len(calls) if calls else 0.0,
             "share without a call, late": _idle(calls, at, end),
             **{name: self.result.metrics.counter(name) for name in ("useful_cost", "padded_cost")},
         }
 
-    def _early(self) -> tuple[int, float]:
-        """The rows of the first quarter, and when they were answered."""
-        rows, wanted = 0, START * sum(call.rows for call in self.calls)
+    def _quarter(self) -> float:
+        """When the first quarter of the rows was answered."""
+        rows, wanted = 0, START * _rows(self.calls)
         for call in self.calls:
             rows += call.rows
             if rows >= wanted:
                 break
-        return rows, call.ended
+        return call.ended
 
     def words(self) -> list[str]:
         """Where the model lived, and which batch size was found."""
         return [f"{key.name}: {note}" for key, note in sorted(self.result.metrics.notes.items())]
+
+
+def _rows(calls: list[Call]) -> int:
+    return sum(call.rows for call in calls)
 
 
 def _idle(calls: list[Call], start: float, end: float) -> float:
@@ -111,5 +123,5 @@ def run_watched(pipeline: Any, handler: Noting) -> Watched:
         thread.join()
     look()
     lines = [line.split() for line in Path(handler.noted_in).read_text().splitlines()]
-    calls = sorted((Call(float(a), float(b), int(c)) for a, b, c in lines), key=lambda call: call.ended)
+    calls = sorted((Call(float(a), float(b), int(c), int(d)) for a, b, c, d in lines), key=lambda call: call.ended)
     return Watched(calls, written, result)
