@@ -13,7 +13,7 @@ START = 0.25  # of the rows: loading the model and the search for a batch size a
 
 
 class Noting:
-    """In front of a handler's class: one line for each batch, when its call began and ended, its rows, and their lengths in all.
+    """In front of a handler's class: a line for each batch, when its call began and ended, its rows, and their total length.
     Written where the model lives."""
 
     noted_in: str
