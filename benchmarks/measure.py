@@ -46,6 +46,8 @@ class Outcome:
     peak_bytes: int = 0
     job: float = 0.0  # seconds from the start of its process, imports included, to the end of the work
     cpu: float = 0.0  # seconds of all cores, from the start of its process
+    figures: dict[str, float] = field(default_factory=dict)  # what else a case has measured, by name
+    words: list[str] = field(default_factory=list)  # what else it has to say
     error: str | None = None
 
 
