@@ -54,7 +54,7 @@ class Watched(NamedTuple):
     def figures(self) -> dict[str, float]:
         """For an outcome. `rate` is from when a quarter of the rows was answered until all were; `rate, written` until all
         were written. Both count rows of average length: where long ones come first, the others are quicker."""
-        at = self._quarter()
+        at = self.quarter()
         calls = [call for call in self.calls if call.ended > at]
         rows = _rows(calls)
         late = sum(call.length for call in calls) * _rows(self.calls) / sum(call.length for call in self.calls)
@@ -71,7 +71,7 @@ class Watched(NamedTuple):
             **{name: self.result.metrics.counter(name) for name in ("useful_cost", "padded_cost")},
         }
 
-    def _quarter(self) -> float:
+    def quarter(self) -> float:
         """When the first quarter of the rows was answered."""
         rows, wanted = 0, START * _rows(self.calls)
         for call in self.calls:
