@@ -41,9 +41,8 @@ class StagedEncoderHandler(Noting, SentenceTransformerModelHandler):
         self._wrap(server, "_packed_by_reader", "pack answers")
         self._wrap(server._Server, "_send", "send")
         self._wrap(huggingface_encoders, "collated", "collate")
-        for name in ("_launch", "_fetched", "_pinned"):
-            if hasattr(pytorch_running, name):
-                self._wrap(pytorch_running, name, name.strip("_"))
+        self._wrap(pytorch_running, "_launch", "launch")
+        self._wrap(pytorch_running._Pinned, "staged", "stage a tensor")
         self._wrap(torch.cuda.Event, "synchronize", "wait for the device")
         return model
 

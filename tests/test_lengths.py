@@ -90,6 +90,16 @@ def test_the_longest_leave_first_and_equals_in_order():
     assert [sorted(batch) for batch in batches] == [[1, 3], [2, 4], [0, 5]]
 
 
+@pytest.mark.parametrize(("on_device", "first"), [(True, [9, 5, 1]), (False, [60, 50, 40])])
+def test_in_front_of_a_device_a_generation_is_of_those_that_came_first(on_device, first):
+    """So that the callers of the first rows have their answers, and can bring new ones, while the others run."""
+    batcher = Batcher(BatchLimits(new_shapes_cost=on_device), Aim(3, None, 3))
+    batcher.add(Entry("a", 3, lengths=[1, 9, 5]), 0.0)
+    batcher.add(Entry("b", 3, lengths=[50, 60, 40]), 0.0)
+    spans = batcher.take(0.0)
+    assert [span.entry.lengths[span.start] for span in reversed(spans)] == first
+
+
 def test_a_due_row_takes_its_like_along():
     batcher = Batcher(BatchLimits(max_wait=1.0), Aim(3, None, 100))
     batcher.add(Entry("old", 1, lengths=[5]), 0.0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -15,6 +19,7 @@ from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Flatten, Reshuffle
 from penstock.run.plan import MAX_COPIES, MAX_DEPTH, make_plan
 from penstock.run.pools import SMALL_RUN_ROWS, Machine, choose_pools, run_size
+from penstock.run.splits import WAITING_ROWS, split_goals
 from penstock.steps.stage import Outlet
 
 
@@ -479,3 +484,63 @@ def test_a_machine_that_is_here():
     machine = Machine.here()
     assert machine.cores >= 1
     assert machine.ram > 1 << 20
+
+
+# In front of a device.
+
+
+class OnDevice(ps.ModelHandler[str, Any, None]):
+    """A model on a pretend GPU that is given rows of like length."""
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        return batch
+
+    def accelerator(self):
+        return "gpu"
+
+    def measures_length(self):
+        return True
+
+    def new_shapes_cost(self):
+        return True
+
+
+def fed_pools(tmp_path, *before, machine=None, preprocess=None, **options):
+    pq.write_table(pa.table({"text": ["x"] * 5_000}), tmp_path / "texts.parquet")
+    p = ps.Pipeline()
+    made = p | ps.ReadFromParquet(str(tmp_path / "texts.parquet"))
+    for each in before:
+        made = made | each
+    handler = OnDevice(columns="text")
+    _ = made | ps.RunInference(handler if preprocess is None else handler.with_preprocess_fn(preprocess))
+    plan = plan_of(p)
+    return plan, chosen(plan, machine or Machine(cores=8, ram=64 * 10**9, gpus=("0",)), **options)
+
+
+def test_workers_that_only_feed_a_device_begin_the_next_split_meanwhile(tmp_path):
+    _, pools = fed_pools(tmp_path)
+    assert [(pool.size.workers, pool.size.slots, pool.ahead) for pool in pools.pools] == [(8, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        ([ps.Map(str)], {}),
+        ([], {"preprocess": str}),
+        ([], {"machine": MACHINE}),
+        ([], {"deterministic": True}),
+    ],
+    ids=["a step of the user's", "a function before the model", "no device", "deterministic"],
+)
+def test_others_run_one_split_at_a_time(tmp_path, before, options):
+    _, pools = fed_pools(tmp_path, *before, **options)
+    assert [(pool.size.slots, pool.ahead) for pool in pools.pools] == [(1, False)]
+
+
+def test_rows_for_a_device_are_cut_so_that_many_wait(tmp_path):
+    plan, pools = fed_pools(tmp_path)
+    (goal,) = split_goals(plan, pools)
+    assert goal.min_rows * pools.slots >= WAITING_ROWS

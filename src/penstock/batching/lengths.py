@@ -2,7 +2,9 @@
 
 Rows gather until there are enough for many batches (or nobody can add any). Then they are one generation: batches are cut
 from it, longest first, until it is used up, while new rows gather for the next one. So a row never waits for more than two
-generations, however long or short its neighbours are.
+generations, however long or short its neighbours are. In front of a device a generation has a bounded number of rows, those
+that came first: callers then have their answers one after the other, and new rows at hand before the device has used up the
+rest.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class LengthGroup(Generic[T]):
     def cut(self, limits: BatchLimits, aim: Aim, *, due: bool = False) -> list[Span[T]]:
         """The longest rows of the generation, as many as fit; or, when it is `due`, the oldest row and its like."""
         if due or not self._leaving:
-            self._leaving = sorted([*self._leaving, *self._gathering])
-            self._gathering = []
+            rows = aim.lookahead if limits.new_shapes_cost and not due else len(self._gathering)
+            self._leaving = sorted([*self._leaving, *self._gathering[:rows]])
+            self._gathering = self._gathering[rows:]
         stop = self._place_of_oldest() + 1 if due else len(self._leaving)
         start = self._fit(stop, limits, aim)
         batch = self._leaving[start:stop]

@@ -38,7 +38,6 @@ from penstock.handlers.huggingface_tokens import (
 if TYPE_CHECKING:
     import torch
 
-    from penstock.handlers.pytorch_running import Move
 
 _ENCODING = threading.Lock()  # encode() changes the model's tokenizer
 _SIMPLE = {"normalize_embeddings", "prompt", "prompt_name", "show_progress_bar"}  # arguments of encode()
@@ -252,17 +251,18 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         """What encode() does for texts, for their tokens."""
         import torch
 
-        from penstock.handlers.pytorch_running import run_on
+        from penstock.handlers.pytorch_running import attention_without_plans, run_on
 
         length = self._padded([length_of(row) for row in batch], model.max_seq_length)
         features = {name: torch.from_numpy(each) for name, each in collated(batch, model.tokenizer, length).items()}
 
-        def run(move: Move) -> Any:
-            vectors = model({name: move(each) for name, each in features.items()})["sentence_embedding"].float()
+        def run(moved: dict[str, torch.Tensor]) -> Any:
+            with attention_without_plans(model.device):
+                vectors = model(moved)["sentence_embedding"].float()
             vectors = vectors[:, : model.truncate_dim]
             return torch.nn.functional.normalize(vectors, dim=1) if options["normalize_embeddings"] else vectors
 
-        return run_on(model.device, run, lambda vectors: vectors.cpu().numpy())
+        return run_on(model.device, features, run, lambda vectors: vectors.cpu().numpy())
 
     def _encode(self, batch: Sequence[Any], model: Any, options: Mapping[str, Any]) -> Any:
         texts = [example_of(row) for row in batch]

@@ -82,11 +82,14 @@ def run_tokens(pipeline: Any, task: str, rows: Sequence[Any], length: int, infer
     """What pipeline(texts, **inference_args) gives, for the tokens of the texts."""
     import torch
 
+    from penstock.handlers.pytorch_running import attention_without_plans
+
     inputs = {name: torch.from_numpy(each) for name, each in collated(rows, pipeline.tokenizer, length).items()}
     settings = {**pipeline._postprocess_params, **pipeline._sanitize_parameters(**inference_args)[2]}
     if task == "token-classification":
         inputs |= _of_tokens(rows, length, pipeline.tokenizer.padding_side == "left")
-    outputs = pipeline.forward(inputs, **pipeline._forward_params)
+    with attention_without_plans(pipeline.device):
+        outputs = pipeline.forward(inputs, **pipeline._forward_params)
     if task == "feature-extraction":
         return _features(pipeline, outputs, rows, settings)
     if task == "token-classification":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, c
 
 from penstock.errors import PredictionCountError
 from penstock.handlers.pytorch_loading import ModelSource, device_name, on_gpu, usable_device
-from penstock.handlers.pytorch_running import Move, run_on
+from penstock.handlers.pytorch_running import run_on
 from penstock.inference.handler import ModelHandler
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
@@ -90,12 +90,12 @@ def run_model(
 ) -> T:
     """fetch() of what the model, or a method of it, gives for a whole batch: one tensor, or named ones."""
 
-    def run(move: Move) -> Any:
-        if isinstance(inputs, dict):
-            return call(**{name: move(tensor) for name, tensor in inputs.items()}, **(inference_args or {}))
-        return call(move(inputs), **(inference_args or {}))
+    def run(moved: Inputs) -> Any:
+        if isinstance(moved, dict):
+            return call(**moved, **(inference_args or {}))
+        return call(moved, **(inference_args or {}))
 
-    return run_on(device, run, fetch)
+    return run_on(device, inputs, run, fetch)
 
 
 def float_dtype_of(model: torch.nn.Module) -> torch.dtype:

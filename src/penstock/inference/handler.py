@@ -14,6 +14,8 @@ from penstock.inference.columns import Output
 if TYPE_CHECKING:
     import pyarrow as pa
 
+AHEAD = 3  # batches at once where one runs on a device: the next one is ready, and the answers of the last are fetched
+
 ExampleT = TypeVar("ExampleT")
 PredictionT = TypeVar("PredictionT")
 ModelT = TypeVar("ModelT")
@@ -382,7 +384,7 @@ def concurrent_batches(handler: ModelHandler[Any, Any, Any]) -> int:
     limit: object = handler.max_concurrent_batches()
     if not isinstance(limit, int) or limit < 1:
         raise UsageError(f"max_concurrent_batches() returned {limit!r}; expected a whole number of at least 1")
-    return max(limit, 2) if handler.prepares_ahead() else limit
+    return max(limit, AHEAD) if handler.prepares_ahead() else limit
 
 
 class AnnouncingHandler(ModelHandler[ExampleT, PredictionT, ModelT]):

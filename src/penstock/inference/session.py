@@ -54,7 +54,7 @@ class Sessions(Shared):
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         super().__init__(metrics, around)
-        self.tools = Tools()
+        self.tools = Tools(in_turn=self.around.in_turn)
         self._open: dict[str, InferenceSession | HostedSession] = {}
         self._closed = False
 
@@ -243,7 +243,7 @@ class InferenceSession:
         """Run a batch if the model is free and one may leave; whether one did."""
         if self._running >= self._limit:
             return False
-        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once, in_a_row=True)
+        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once, in_a_row=self._limit == 1)
         if taken is None:
             return False
         self._run(*taken)
@@ -275,7 +275,7 @@ class InferenceSession:
             how = request.args, request.lane.step, request.lane.handling, request.lane.retry
             outcomes = [self._model.outcomes(_rows_of(batch), *how) for batch in batches]
             ended = time.perf_counter()
-            size = self._sampled_size(batches[0])
+            size = self._sampled_size(batches)
         except PenstockError as exc:
             outcomes = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
@@ -298,10 +298,11 @@ class InferenceSession:
             self._measures.ran(batch, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
             size = None
 
-    def _sampled_size(self, batch: list[Span[Request]]) -> int | None:
-        """The bytes of some batches; None for others."""
-        self._batches += 1
-        return None if self._batches % BYTES_SAMPLED_EVERY != 1 else self._model.byte_size(_rows_of(batch))
+    def _sampled_size(self, batches: list[list[Span[Request]]]) -> int | None:
+        """The bytes of one of them, if it is time for that."""
+        before, self._batches = self._batches, self._batches + len(batches)
+        is_due = -(-before // BYTES_SAMPLED_EVERY) < -(-self._batches // BYTES_SAMPLED_EVERY)
+        return self._model.byte_size(_rows_of(batches[0])) if is_due else None
 
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.errors import GraphError
 from penstock.inference.spec import check_shared_models
 from penstock.io.source import Source
+from penstock.models.place import Surroundings, choose_place
 from penstock.pipeline.graph import MAIN, Node, PCollection
 from penstock.pipeline.hints import ResourceHints
 from penstock.pipeline.pipeline import Graph
@@ -169,3 +170,24 @@ def largest_batch(stage: Stage) -> int:
 def measures_length(stage: Stage) -> bool:
     """Whether a model of the stage is given rows of like length."""
     return any(step.traits.by_length for step in stage.steps())
+
+
+def waits_for_device(stage: Stage) -> bool:
+    """Whether a model of the stage is on an accelerator, and is given rows of like length."""
+    models = [step.traits.model for step in stage.steps() if step.traits.by_length]
+    return any(model is not None and model.handler.new_shapes_cost() for model in models)
+
+
+def feeds_device(stage: Stage, around: Surroundings) -> bool:
+    """Whether a stage only reads, prepares and writes, beside models on devices of other processes. None of it is the
+    user's Python but what handlers do, which several threads may call."""
+    traits = [step.traits for step in stage.steps() if step.transform is not None]
+    models = [each.model for each in traits if each.model is not None]
+    hosted = [choose_place(model.wishes(), around) for model in models if model.path.plain and model.limits.weigh is None]
+    others = [each for each in traits if each.model is None]
+    return (
+        bool(models)
+        and len(hosted) == len(models)
+        and all(each.columns for each in others)
+        and all(place.hosted and place.devices for place in hosted)
+    )

@@ -16,11 +16,12 @@ from penstock.models.place import Surroundings, choose_place
 from penstock.models.rendezvous import own_run_folder
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ResourceHints
-from penstock.run.plan import Plan
+from penstock.run.plan import Plan, feeds_device
 from penstock.run.schedule import PoolSize
 from penstock.run.short_jobs import SHORT_JOB_BYTES, fits_threads, suits_threads
 
 SMALL_RUN_ROWS = 1000
+AHEAD_SLOTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Pool:
     cores: int  # threads that a worker's frameworks may use
     why: str
     variables: Mapping[str, str] = field(default_factory=dict)  # of its models, for the environment of its workers
+    ahead: bool = False  # a worker begins a split while the last one's rows are at a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,10 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) ->
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
         by_hints.setdefault(stage.hints, []).append(stage.index)
+    around = surroundings(options, machine)
     pools = [
         replace(
-            _pool(i, hints, stages, options, machine), variables=_variables(plan, stages, surroundings(options, machine))
+            _with_slots(_pool(i, hints, stages, options, machine), plan, around), variables=_variables(plan, stages, around)
         )
         for i, (hints, stages) in enumerate(by_hints.items())
     ]
@@ -161,6 +164,16 @@ def _short(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> 
     limit = f"at most {SHORT_JOB_BYTES // 10**6} MB need no worker processes"
     why = f"{(size.bytes or 0) / 1e6:.3g} MB at the sources, and every step takes columns: {limit}"
     return replace(_in_process(plan, threads), short=True, why=why)
+
+
+def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
+    """Where workers only feed a device, each has two splits at a time: one is read and prepared while the rows of the other
+    are answered. Not where their steps are the user's own, which two threads would call."""
+    stages = [stage for stage in plan.stages if stage.index in pool.stages]
+    around = replace(around, workers=pool.size.workers)
+    if pool.size.slots > 1 or around.deterministic or not all(feeds_device(stage, around) for stage in stages):
+        return pool
+    return replace(pool, size=PoolSize(pool.size.workers, AHEAD_SLOTS), ahead=True)
 
 
 def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[str, str]:

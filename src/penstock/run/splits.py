@@ -11,12 +11,13 @@ from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source, SplitGoal
 from penstock.options import RunOptions
 from penstock.run.outcomes import SplitId
-from penstock.run.plan import Plan, largest_batch, measures_length
+from penstock.run.plan import Plan, largest_batch, measures_length, waits_for_device
 from penstock.run.pools import SMALL_RUN_ROWS, Pools
 from penstock.run.schedule import Scheduler
 from penstock.steps.stage import Stage
 
 FEW_SPLITS_PER_SLOT = 2
+WAITING_ROWS = 98_304  # of all slots together, in front of a device: rows of like length are found among many
 
 
 class Fineness(NamedTuple):
@@ -40,6 +41,8 @@ def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
     slots = pools.of_stage(stage.index).size
     at_once = slots.workers * slots.slots
     rows = max(fineness.batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
+    if waits_for_device(stage):
+        rows = max(rows, WAITING_ROWS // at_once)
     if at_once == 1 and measures_length(stage):
         rows = max(rows, fineness.to_choose_from)  # there is nobody to share with, and like lengths are found among many
     return SplitGoal(min_splits=fineness.splits * at_once, min_rows=rows, at_once=at_once)

@@ -51,7 +51,7 @@ class ProcessFleet:
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
-        around = replace(self._around, workers=chosen.size.workers)
+        around = replace(self._around, workers=chosen.size.workers, in_turn=chosen.ahead)
         process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
         self._guardian.started(process.pid)
         pidfd = open_pidfd(process.pid)
