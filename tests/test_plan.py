@@ -508,32 +508,39 @@ class OnDevice(ps.ModelHandler[str, Any, None]):
         return True
 
 
-def fed_pools(tmp_path, *before, machine=None, preprocess=None, **options):
+class SetsUp(ps.DoFn):
+    def setup(self):
+        self.much = bytes(10)
+
+    def process(self, row):
+        yield row
+
+
+def fed_pools(tmp_path, *before, machine=None, **options):
     pq.write_table(pa.table({"text": ["x"] * 5_000}), tmp_path / "texts.parquet")
     p = ps.Pipeline()
     made = p | ps.ReadFromParquet(str(tmp_path / "texts.parquet"))
     for each in before:
         made = made | each
-    handler = OnDevice(columns="text")
-    _ = made | ps.RunInference(handler if preprocess is None else handler.with_preprocess_fn(preprocess))
+    _ = made | ps.RunInference(OnDevice(columns="text"))
     plan = plan_of(p)
     return plan, chosen(plan, machine or Machine(cores=8, ram=64 * 10**9, gpus=("0",)), **options)
 
 
-def test_workers_that_only_feed_a_device_begin_the_next_split_meanwhile(tmp_path):
-    _, pools = fed_pools(tmp_path)
+@pytest.mark.parametrize("before", [[], [ps.Map(dict)]], ids=["columns", "a step of the user's"])
+def test_workers_that_feed_a_device_begin_the_next_split_meanwhile(tmp_path, before):
+    _, pools = fed_pools(tmp_path, *before)
     assert [(pool.size.workers, pool.size.slots, pool.ahead) for pool in pools.pools] == [(8, 2, True)]
 
 
 @pytest.mark.parametrize(
     ("before", "options"),
     [
-        ([ps.Map(str)], {}),
-        ([], {"preprocess": str}),
+        ([ps.ParDo(SetsUp())], {}),
         ([], {"machine": MACHINE}),
         ([], {"deterministic": True}),
     ],
-    ids=["a step of the user's", "a function before the model", "no device", "deterministic"],
+    ids=["something is set up", "no device", "deterministic"],
 )
 def test_others_run_one_split_at_a_time(tmp_path, before, options):
     _, pools = fed_pools(tmp_path, *before, **options)

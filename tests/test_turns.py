@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 
 import penstock as ps
-from penstock.inference.turns import INTERVAL, QuickTurns
+from penstock.inference.turns import INTERVAL, QuickTurns, Turn
 
 
 def test_turns_are_quick_while_anybody_needs_it():
@@ -57,3 +58,45 @@ def test_turns_are_quick_where_a_model_is_on_a_device(on_device, settings):
     rows = ps.Pipeline(workers=0) | ps.Create(range(10)) | ps.RunInference(Interval(on_device, **settings))
     assert {interval < 2 * INTERVAL for interval in rows.collect()} == {on_device}
     assert sys.getswitchinterval() == usual
+
+
+def test_one_thread_runs_at_a_time_and_another_while_it_waits():
+    turn, seen = Turn(wanted=True), []
+    inside, waiting = threading.Event(), threading.Event()
+
+    def first():
+        with turn:
+            inside.set()
+            seen.append("first runs")
+            with turn.given_up():
+                assert waiting.wait(10)
+            seen.append("first goes on")
+
+    def second():
+        assert inside.wait(10)
+        with turn:
+            seen.append("second runs")
+            waiting.set()
+            seen.append("second has run")
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert seen == ["first runs", "second runs", "second has run", "first goes on"]
+
+
+def test_where_no_turn_is_wanted_threads_run_together():
+    turn, both = Turn(), threading.Barrier(2)
+
+    def run():
+        with turn, turn.given_up():
+            both.wait(10)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not both.broken

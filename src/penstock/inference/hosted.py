@@ -46,6 +46,7 @@ class HostedSession:
         self.step = step
         self._handler = spec.handler
         self._owner = owner
+        self.turn = owner.turn
         self._changed = owner.changed
         self._namespace = spec.metrics_namespace
         self._open: dict[int, _Open] = {}
@@ -241,7 +242,7 @@ class HostedLane:
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
-            with self.caller.paused(self):
+            with self.caller.paused(self), self._session.turn.given_up():
                 self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
         self._open.pop(id(ticket), None)
         return ticket.answers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -39,11 +38,9 @@ class Preparer(Protocol):
 
 
 class Tools:
-    """What handlers prepare with, one of each in a process. Whichever thread comes first loads it. `in_turn`: one thread
-    prepares at a time, so that a bundle's rows reach the model together, while another's are answered."""
+    """What handlers prepare with, one of each in a process. Whichever thread comes first loads it."""
 
-    def __init__(self, in_turn: bool = False) -> None:
-        self.turn = threading.Lock() if in_turn else contextlib.nullcontext()
+    def __init__(self) -> None:
         self._loading = threading.Lock()
         self._loaded: dict[tuple[type, str], Any] = {}
 
@@ -77,8 +74,7 @@ class ThreadPreparer:
 
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
         tool = self._tools.tool(self._handler, self._guard.step)
-        with self._tools.turn:
-            values, errors = self._tried(examples, tool, args)
+        values, errors = self._tried(examples, tool, args)
         failed: dict[int, Failure] = {}
         for at, error in errors.items():
             handling = self._guard.handling

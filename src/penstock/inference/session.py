@@ -54,7 +54,7 @@ class Sessions(Shared):
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         super().__init__(metrics, around)
-        self.tools = Tools(in_turn=self.around.in_turn)
+        self.tools = Tools()
         self._open: dict[str, InferenceSession | HostedSession] = {}
         self._closed = False
 

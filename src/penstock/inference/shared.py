@@ -6,6 +6,7 @@ import threading
 
 from penstock.inference.lane import Caller
 from penstock.inference.ticket import Ticket
+from penstock.inference.turns import Turn
 from penstock.models.native_threads import NativeThreads
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
@@ -19,6 +20,7 @@ class Shared:
         self.changed = threading.Condition()
         self.metrics = metrics
         self.around = around or Surroundings()
+        self.turn = Turn(self.around.in_turn)
         self.native_threads = NativeThreads(max(1, self.around.cores // self.around.threads))
         self._waiting: set[Caller] = set()
 

@@ -1,4 +1,4 @@
-"""Python's threads while one of them feeds a device.
+"""Python's threads while one of them feeds a device, in the model's process and in those that prepare rows.
 
 A thread that computes gives way to another every 5 ms by default. One that launches a model gives way at each of its
 hundreds of operations, and would wait so long for its next turn each time, with the device idle meanwhile.
@@ -6,8 +6,10 @@ hundreds of operations, and would wait so long for its next turn each time, with
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 
 INTERVAL = 1e-4  # seconds
 
@@ -35,3 +37,28 @@ class QuickTurns:
 
 
 QUICK_TURNS = QuickTurns()  # of this process
+
+
+class Turn:
+    """Held by a thread while it runs a split, so that only one does at a time, and given up while it waits for a host: so
+    rows of one split are prepared while those of another are answered. Where it is not `wanted`, it does nothing."""
+
+    def __init__(self, wanted: bool = False) -> None:
+        self._lock = threading.Lock() if wanted else None
+
+    def __enter__(self) -> None:
+        if self._lock is not None:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def given_up(self) -> Iterator[None]:
+        """By the thread that holds it."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()

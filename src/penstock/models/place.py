@@ -19,7 +19,7 @@ class Surroundings:
     element_timeout: float | None = None
     load_timeout: float = LOAD_TIMEOUT
     gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
-    in_turn: bool = False  # the threads of a process prepare rows one after the other
+    in_turn: bool = False  # of the threads of a process one runs at a time, while others wait for a host
     in_process: bool = False  # the run stays in the user's process
     seed: int | None = None  # of a deterministic run
 

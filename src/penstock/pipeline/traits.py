@@ -27,6 +27,7 @@ class Traits:
     failures: frozenset[str] = frozenset()  # the outputs that rows which failed leave by
     handling: Handling | None = None
     retry: Retry | None = None
+    sets_up: bool = False  # it has something of its own for each thread that runs it
     joins: bool = False  # several collections as one: it does nothing to a row
     cuts: bool = False  # a stage ends here: it does nothing to a row
     source: Source[Any] | None = None  # rows start here

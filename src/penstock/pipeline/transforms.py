@@ -163,7 +163,8 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
 
     def traits(self) -> Traits:
         to_one = isinstance(self.dofn, _ToPartition)  # each row goes to just one of the outputs
-        return replace(super().traits(), rows="one") if to_one else super().traits()
+        traits = replace(super().traits(), sets_up=type(self.dofn).setup is not DoFn.setup)
+        return replace(traits, rows="one") if to_one else traits
 
     def check_isolated(self) -> None:
         for method in ("start_bundle", "finish_bundle"):

@@ -64,7 +64,8 @@ class Executor:
 
         self.work = work
         try:
-            result = self._run(work, ship)
+            with self._sessions.turn:
+                result = self._run(work, ship)
             shipped = [(outlet, shipment.seal()) for outlet, shipment in shipments]
             return Done(work.task, result, shipped, self._sessions.drain_metrics())
         except BaseException as exc:

@@ -178,16 +178,10 @@ def waits_for_device(stage: Stage) -> bool:
     return any(model is not None and model.handler.new_shapes_cost() for model in models)
 
 
-def feeds_device(stage: Stage, around: Surroundings) -> bool:
-    """Whether a stage only reads, prepares and writes, beside models on devices of other processes. None of it is the
-    user's Python but what handlers do, which several threads may call."""
-    traits = [step.traits for step in stage.steps() if step.transform is not None]
-    models = [each.model for each in traits if each.model is not None]
-    hosted = [choose_place(model.wishes(), around) for model in models if model.path.plain and model.limits.weigh is None]
-    others = [each for each in traits if each.model is None]
-    return (
-        bool(models)
-        and len(hosted) == len(models)
-        and all(each.columns for each in others)
-        and all(place.hosted and place.devices for place in hosted)
-    )
+def feeds_device(stages: Sequence[Stage], around: Surroundings) -> bool:
+    """Whether the models of these stages are all on devices of other processes, and no step sets up something for each
+    thread that runs it."""
+    traits = [step.traits for stage in stages for step in stage.steps()]
+    places = [choose_place(each.model.wishes(), around) for each in traits if each.model is not None]
+    on_devices = [place.hosted and bool(place.devices) for place in places]
+    return bool(places) and all(on_devices) and not any(each.sets_up for each in traits)

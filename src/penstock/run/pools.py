@@ -167,11 +167,11 @@ def _short(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> 
 
 
 def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
-    """Where workers only feed a device, each has two splits at a time: one is read and prepared while the rows of the other
-    are answered. Not where their steps are the user's own, which two threads would call."""
+    """Where workers feed a device, each has two splits at a time: one is read and prepared while the rows of the other are
+    answered. Its threads take turns: no two run the user's code at once."""
     stages = [stage for stage in plan.stages if stage.index in pool.stages]
     around = replace(around, workers=pool.size.workers)
-    if pool.size.slots > 1 or around.deterministic or not all(feeds_device(stage, around) for stage in stages):
+    if pool.size.slots > 1 or around.deterministic or not feeds_device(stages, around):
         return pool
     return replace(pool, size=PoolSize(pool.size.workers, AHEAD_SLOTS), ahead=True)
 
