@@ -106,6 +106,22 @@ def as_column(answers: Any) -> Any:
     return column
 
 
+def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """The answers to the rows of a table, in arrays of one form that follow each other: one column, no number copied. None
+    for anything else."""
+    import pyarrow as pa
+
+    arrays = [(places, part) for places, part in pieces if isinstance(places, range) and hasattr(part, "ndim")]
+    ordered = sorted(arrays, key=lambda piece: piece[0].start)
+    ends = [0, *(places.stop for places, _ in ordered)]
+    forms = {(type(part), part.dtype, part.shape[1:]) for _, part in ordered}
+    if len(arrays) < len(pieces) or [places.start for places, _ in ordered] != ends[:-1] or ends[-1] != rows:
+        return None
+    if len(forms) > 1 or len(ordered) < 2:
+        return None
+    return pa.chunked_array([as_column(part) for _, part in ordered])
+
+
 def _numpy(array: Any) -> Any:
     """An array, or a tensor, as NumPy's."""
     if type(array).__module__ == "numpy":

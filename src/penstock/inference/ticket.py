@@ -11,6 +11,7 @@ from penstock.answers import as_rows, pick, put_together
 from penstock.blocks import Block, row_count
 from penstock.errors import PenstockError, StepError
 from penstock.failures import NOT_PICKLABLE, Failure, Handling
+from penstock.inference.columns import chunked_column
 from penstock.models.outcome import Outcome
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
@@ -81,7 +82,8 @@ class Ticket:
             raise self.error
         if self._pieces and self._listed is None:
             try:
-                return put_together(self._rows, self._pieces)
+                column = None if isinstance(self.block, list) else chunked_column(self._rows, self._pieces)
+                return put_together(self._rows, self._pieces) if column is None else column
             except Exception as exc:
                 what = f"the answers of several batches do not fit together: {type(exc).__name__}: {safe_str(exc)}"
                 raise StepError(f"step {self.step!r}: {what}") from exc
