@@ -47,11 +47,15 @@ def crowded(folder: str, device: str, rows: int, hold: float) -> dict[str, Any]:
         output, handler.noted_in, handler.flag = f"{scratch}/vectors", f"{scratch}/calls", f"{scratch}/flag"
         command = [sys.executable, __file__, handler.noted_in, handler.flag, str(rows // 3), str(hold)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-            with Stopwatch() as watch:
-                p = ps.Pipeline()
-                _ = p | ps.ReadFromParquet(f"{long}/texts/*.parquet") | ps.RunInference(handler) | ps.WriteToParquet(output)
-                watched = run_watched(p, handler)
-            said = other.communicate(timeout=60)[0]
+            try:
+                with Stopwatch() as watch:
+                    p = ps.Pipeline()
+                    rows_in = p | ps.ReadFromParquet(f"{long}/texts/*.parquet")
+                    _ = rows_in | ps.RunInference(handler) | ps.WriteToParquet(output)
+                    watched = run_watched(p, handler)
+                said = other.communicate(timeout=hold + 5)[0]
+            finally:
+                other.kill()
         taken, freed, most = map(float, said.split())
         metrics = watched.result.metrics
         figures = {

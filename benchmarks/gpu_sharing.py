@@ -4,10 +4,10 @@
     python benchmarks/gpu_sharing.py [--rows N] [--only SECTION] [--markdown FILE]
     python benchmarks/gpu_sharing.py --device cpu --rows 200 --layers 2    # to see that it runs
 
-Whole jobs over the texts of gpu_texts.py, each in a fresh process. Sections: `copies` (model_copies=1 and 2), `encoders`
-(two different ones in one pipeline, beside two jobs one after the other), `listed` (the GPU listed twice in
-CUDA_VISIBLE_DEVICES, as if there were two), `mps` (copies and encoders again, under CUDA's multi-process service where its
-daemon can be started), `memory` (another process takes the memory half way and gives it back).
+Whole jobs over the texts of gpu_texts.py, each in a fresh process. Sections: `jobs` (model_copies=1 and 2; two different
+encoders in one pipeline beside two jobs one after the other; the GPU listed twice in CUDA_VISIBLE_DEVICES, as if there were
+two), `mps` (these again, under CUDA's multi-process service where its daemon can be started), `memory` (another process takes
+the memory after a third of the rows and gives it back).
 `span` is from the first call of a model to the end of the last: loading is not in it. Nothing is asserted.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_mps import mps
@@ -26,7 +26,8 @@ from report import Check, Outcomes, section
 
 CONTENDERS = "gpu_sharing_contenders"
 ONE, TWO, LISTED = "model_copies=1", "model_copies=2", "the GPU listed twice"
-BOTH, FIRST, SECOND = "two encoders in one pipeline", "the first alone", "the second alone"
+BOTH, SECOND = "two encoders in one pipeline", "the second encoder alone"
+MPS = ", MPS"  # at the end of a case's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,48 +41,48 @@ class Settings:
     hold: float
     rounds: int
 
-    def case(self, name: str, function: str, folder: str, **options: object) -> Case:
+    def cases(self, folder: str) -> list[Case]:
+        """The first encoder alone is the one of model_copies=1."""
+        found = [
+            self._case(ONE, "copies", folder, model_copies=1),
+            self._case(TWO, "copies", folder, model_copies=2),
+            self._case(BOTH, "encoders", folder, names=["a", "b"]),
+            self._case(SECOND, "encoders", folder, names=["b"]),
+        ]
+        return found if self.device == "cpu" else [*found, self._case(LISTED, "copies", folder, visible="0,0")]
+
+    def _case(self, name: str, function: str, folder: str, **options: object) -> Case:
         return Case(name=name, call=f"{CONTENDERS}:{function}", options={"folder": folder, "device": self.device, **options})
 
 
-def copies(folder: str, settings: Settings, where: str = "") -> list[str]:
-    cases = [settings.case(name, "copies", folder, model_copies=n) for name, n in [(ONE, 1), (TWO, 2)]]
-    outcomes = run_rounds(cases, settings.rounds)
-    checks = [*_compared(outcomes, TWO, [ONE]), wrong(outcomes)]
-    return [*section(f"Copies of one encoder{where}", outcomes, checks), *told(outcomes)]
+def jobs(folder: str, settings: Settings, outcomes: Outcomes) -> list[str]:
+    outcomes |= run_rounds(settings.cases(folder), settings.rounds)
+    checks = [*_compared(outcomes, TWO, [ONE]), *_compared(outcomes, BOTH, [ONE, SECOND])]
+    if LISTED in outcomes:
+        checks += _compared(outcomes, LISTED, [ONE])
+    title = f"{settings.rows:,} texts, encoders of {settings.layers} and {max(1, settings.layers // 2)} layers"
+    return [*section(title, outcomes, [*checks, wrong(outcomes)]), *told(outcomes)]
 
 
-def encoders(folder: str, settings: Settings, where: str = "", alone: bool = True) -> list[str]:
-    """The two jobs by themselves need no MPS: each has the GPU alone."""
-    cases = [settings.case(BOTH, "encoders", folder, names=["a", "b"])]
-    if alone:
-        cases += [settings.case(name, "encoders", folder, names=[each]) for name, each in [(FIRST, "a"), (SECOND, "b")]]
-    outcomes = run_rounds(cases, settings.rounds)
-    checks = [*(_compared(outcomes, BOTH, [FIRST, SECOND]) if alone else []), wrong(outcomes)]
-    return [*section(f"Two encoders{where}", outcomes, checks), *told(outcomes)]
-
-
-def listed(folder: str, settings: Settings) -> list[str]:
-    if settings.device == "cpu":
-        return ["### The GPU listed twice", "", "skipped: there is none", ""]
-    outcomes = run_rounds([settings.case(LISTED, "copies", folder, visible="0,0")], settings.rounds)
-    return [*section(LISTED, outcomes, [wrong(outcomes)]), *told(outcomes)]
-
-
-def under_mps(folder: str, settings: Settings) -> list[str]:
+def under_mps(folder: str, settings: Settings, outcomes: Outcomes) -> list[str]:
+    """Beside what was measured without it. A job that has the GPU alone, with one process, gains nothing: one will do."""
     with mps() as daemon:
         if not daemon.runs:
             return ["### MPS", "", f"could not be started: {daemon.said}", ""]
-        where = f", under MPS ({daemon.said})"
-        return [*copies(folder, settings, where), *encoders(folder, settings, where, alone=False)]
+        cases = [replace(case, name=case.name + MPS) for case in settings.cases(folder) if case.name in (ONE, TWO, BOTH)]
+        found = run_rounds(cases, settings.rounds)
+    checks = _compared(found, TWO + MPS, [ONE + MPS])
+    for name in (ONE, TWO, BOTH) if outcomes else ():
+        checks += _compared({**outcomes, **found}, name + MPS, [name])
+    return [*section(f"MPS ({daemon.said})", found, [*checks, wrong(found)]), *told(found)]
 
 
-def memory(folder: str, settings: Settings) -> list[str]:
+def memory(folder: str, settings: Settings, _: Outcomes) -> list[str]:
     title = f"{settings.memory_rows:,} texts, memory taken for {settings.hold:g} s"
     if settings.device == "cpu":
         return [f"### {title}", "", "skipped: there is no GPU", ""]
     options = {"folder": folder, "device": settings.device, "rows": settings.memory_rows, "hold": settings.hold}
-    outcomes = {"crowded": [run_case(Case(name="crowded", call="gpu_memory:crowded", options=options))]}
+    outcomes: Outcomes = {"crowded": [run_case(Case(name="crowded", call="gpu_memory:crowded", options=options))]}
     before, after = (figures_of(outcomes["crowded"], f"largest batch {when}") for when in ("before", "after"))
     checks = [
         wrong(outcomes),
@@ -130,13 +131,7 @@ def _compared(outcomes: Outcomes, ours: str, others: list[str]) -> list[Check]:
     ]
 
 
-SECTIONS: dict[str, Callable[[str, Settings], list[str]]] = {
-    "copies": copies,
-    "encoders": encoders,
-    "listed": listed,
-    "mps": under_mps,
-    "memory": memory,
-}
+SECTIONS: dict[str, Callable[[str, Settings, Outcomes], list[str]]] = {"jobs": jobs, "mps": under_mps, "memory": memory}
 
 
 def main() -> None:
@@ -160,6 +155,7 @@ def main() -> None:
         rounds=given.rounds,
     )
     lines: list[str] = []
+    outcomes: Outcomes = {}
 
     def say(more: list[str]) -> None:
         lines.extend(more)
@@ -173,7 +169,7 @@ def main() -> None:
         made = run_case(Case(name="inputs", call=f"{CONTENDERS}:make_all", options={**options, "device": given.device}))
         say([f"input files: {made.error or f'{made.checksum}, made in {made.job:.1f} s'}", ""])
         for name in wanted if not made.error else []:
-            say(SECTIONS[name](folder, settings))
+            say(SECTIONS[name](folder, settings, outcomes))
 
 
 if __name__ == "__main__":

@@ -209,6 +209,22 @@ def test_only_a_row_that_does_not_fit_alone_fails(pipeline):
         rows.collect()
 
 
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+        (ValueError("out of memory"), False),
+    ],
+    ids=str,
+)
+def test_errors_that_mean_that_memory_ran_out(error, counts):
+    assert ps.ModelHandler().is_out_of_memory(error) is counts
+
+
 def test_a_handler_can_say_what_else_counts(pipeline):
     class Odd(ps.ModelHandler):
         def load_model(self):
