@@ -5,6 +5,7 @@ As a program it is the other process: python gpu_memory.py CALLS FLAG ROWS SECON
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import tempfile
@@ -70,7 +71,7 @@ def crowded(folder: str, device: str, rows: int, hold: float) -> dict[str, Any]:
 
 def sizes(calls: list[Call], taken: float, freed: float) -> dict[str, float]:
     """Tokens in the largest batch of each time, and how long after the other process had gone one was as large as 80% of
-    what was usual before; -1: never."""
+    what was usual before; inf: never."""
     settled = calls[len(calls) // 20].ended  # the search has begun by then
     before = [call.length for call in calls if settled < call.ended < taken]
     during = [call.length for call in calls if taken + 1 < call.ended < freed]
@@ -83,7 +84,7 @@ def sizes(calls: list[Call], taken: float, freed: float) -> dict[str, float]:
         "largest batch during": max(during, default=0),
         "largest batch after": max((call.length for call in after), default=0),
         "rows after": sum(call.rows for call in after),
-        "seconds until sizes are back": min(back, default=-1.0),
+        "seconds until sizes are back": min(back, default=math.inf),
     }
 
 

@@ -6,8 +6,8 @@
 
 Whole jobs over the texts of gpu_texts.py, each in a fresh process. Sections: `jobs` (model_copies=1 and 2; two different
 encoders in one pipeline beside two jobs one after the other; the GPU listed twice in CUDA_VISIBLE_DEVICES, as if there were
-two), `mps` (these again, under CUDA's multi-process service where its daemon can be started), `memory` (another process takes
-the memory after a third of the rows and gives it back).
+two), `mps` (these again, under CUDA's multi-process service where its daemon can be started), `memory` (another process
+takes the memory after a third of the rows and gives it back).
 `span` is from the first call of a model to the end of the last: loading is not in it. Nothing is asserted.
 """
 
@@ -83,7 +83,8 @@ def memory(folder: str, settings: Settings, _: Outcomes) -> list[str]:
         return [f"### {title}", "", "skipped: there is no GPU", ""]
     options = {"folder": folder, "device": settings.device, "rows": settings.memory_rows, "hold": settings.hold}
     outcomes: Outcomes = {"crowded": [run_case(Case(name="crowded", call="gpu_memory:crowded", options=options))]}
-    before, after = (figures_of(outcomes["crowded"], f"largest batch {when}") for when in ("before", "after"))
+    names = ("tokens a batch before, in the middle", "largest batch after")
+    before, after = (figures_of(outcomes["crowded"], name) for name in names)
     checks = [
         wrong(outcomes),
         Check(
@@ -93,14 +94,14 @@ def memory(folder: str, settings: Settings, _: Outcomes) -> list[str]:
             at_least=True,
         ),
         Check(
-            label="largest batch after, of the largest before",
+            label="largest batch after, of the usual one before",
             values=[a / b for a, b in zip(after, before, strict=True) if b],
             limit=0.8,
             at_least=True,
             unit="x",
         ),
         Check(
-            label="seconds until sizes are back (-1: never)",
+            label="seconds until sizes are back (inf: never)",
             values=figures_of(outcomes["crowded"], "seconds until sizes are back"),
             limit=settings.hold,
             unit=" s",
