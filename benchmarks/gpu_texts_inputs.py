@@ -21,11 +21,11 @@ CLOSE = 0.25  # how far a vector may be from encode()'s, in distances between tw
 EXPECTED = "expected.npz"
 
 
-def make(folder: str, rows: int, layers: int, device: str) -> dict[str, Any]:
-    """All of it, seeded."""
+def make(folder: str, rows: int, layers: int, device: str, seed: int = 12) -> dict[str, Any]:
+    """All of it, seeded; `seed` is that of the weights."""
     with Stopwatch() as watch:
         words = make_words()
-        save_model(Path(folder, "model"), words, layers, device)
+        save_model(Path(folder, "model"), words, layers, device, seed)
         lengths = save_texts(Path(folder, "texts"), words, rows)
         save_expected(folder, rows, device)
     return outcome(watch, rows, f"{lengths.mean():.1f} tokens on average")
@@ -39,14 +39,14 @@ def make_words() -> list[str]:
     return [next(triples) for _ in range(VOCABULARY - len(SPECIAL))]
 
 
-def save_model(folder: Path, words: list[str], layers: int, device: str) -> None:
+def save_model(folder: Path, words: list[str], layers: int, device: str, seed: int = 12) -> None:
     """Random weights, mean pooling; in bf16 for a GPU, float32 for the CPU."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    torch.manual_seed(12)
+    torch.manual_seed(seed)
     config = BertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, max_position_embeddings=LONGEST)
     plain = folder.with_name("bert")
     BertModel(config).to(dtype_of(device)).save_pretrained(plain)
@@ -100,9 +100,9 @@ def load(folder: str, device: str) -> Any:
     return SentenceTransformer(str(Path(folder, "model")), device=device, **options).eval()
 
 
-def checked(watch: Stopwatch, folder: str, output: str, **more: Any) -> dict[str, Any]:
+def checked(watch: Stopwatch, folder: str, output: str, column: str = "vector", **more: Any) -> dict[str, Any]:
     """Read back what a contender wrote. Wrong are rows that are missing or there twice; of the sample also those whose text
-    has changed, or whose vector is not close to that of plain encode()."""
+    has changed, or whose vector, in this column, is not close to that of plain encode()."""
     import numpy as np
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -114,7 +114,7 @@ def checked(watch: Stopwatch, folder: str, output: str, **more: Any) -> dict[str
     lost = max(rows, len(ids)) - len(np.unique(ids))
     order = np.argsort(ids)
     found = made.take(order[np.searchsorted(ids, expected["ids"], sorter=order).clip(0, len(ids) - 1)])
-    vectors = pc.list_flatten(found["vector"]).to_numpy().reshape(-1, WIDTH)
+    vectors = pc.list_flatten(found[column]).to_numpy().reshape(-1, WIDTH)
     off = np.linalg.norm(vectors - expected["vectors"], axis=1) / _distance(expected["vectors"])
     right = (off <= CLOSE) & (np.array(found["text"].to_pylist()) == expected["texts"])
     wrong = lost + int((~right).sum())

@@ -112,6 +112,54 @@ def test_a_ceiling_is_remembered_and_tried_again():
     assert ceiling.under(1000) == 1000
 
 
+class Device:
+    """Batches of a token budget on a device whose memory somebody else uses at times: 2 ms and 0.5 us for each token, and
+    four are cut before the first of them is answered."""
+
+    def __init__(self, wanted):
+        self.wanted = wanted
+        self.ceiling = Ceiling()
+        self.now = 0.0
+        self.failures = 0
+        self.queue = [wanted] * 4
+
+    def run(self, until, fits):
+        while self.now < until:
+            size = self.queue.pop(0)
+            seconds = 0.002 + size * 0.5e-6
+            self.now += seconds
+            if size > fits:
+                while size / 2 > fits:  # halved until it fits: the least that did not is told
+                    size //= 2
+                self.failures += 1
+                self.ceiling.out_of_memory(size)
+            else:
+                self.ceiling.ran(seconds)
+            self.queue.append(self.ceiling.under(self.wanted))
+
+
+@pytest.mark.parametrize("held", [0.5, 5, 60])
+@pytest.mark.parametrize("fits", [300, 25_000, 100_000])
+def test_sizes_come_back_when_memory_does(fits, held):
+    device = Device(131_072)
+    device.run(2, fits=10**6)
+    assert device.failures == 0
+    device.run(2 + held, fits=fits)
+    assert device.failures > 0
+    device.run(2 + 2 * held + 4, fits=10**6)  # at most as long again as it was short, and some steps
+    assert min(device.queue) == 131_072
+
+
+def test_memory_that_stays_short_is_not_tried_for_ever():
+    device = Device(131_072)
+    device.run(60, fits=50_000)
+    early = device.failures
+    device.run(3600, fits=50_000)
+    assert early <= 40
+    assert device.failures - early <= 59 * 2 * 4  # tries take turns of a minute; what is in flight fails with each
+    assert max(device.queue) >= 0.5 * 50_000
+
+
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 10**6), max_size=30))
 def test_a_ceiling_always_leaves_one_row(sizes):
@@ -159,6 +207,22 @@ def test_only_a_row_that_does_not_fit_alone_fails(pipeline):
     rows = pipeline() | ps.Create([1, 2, 3, "large", 4]) | "m" >> ps.RunInference(Cramped())
     with pytest.raises(StepError, match=r"step 'm': RuntimeError: CUDA out of memory.*\n  row: 'large'"):
         rows.collect()
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+        (ValueError("out of memory"), False),
+    ],
+    ids=str,
+)
+def test_errors_that_mean_that_memory_ran_out(error, counts):
+    assert ps.ModelHandler().is_out_of_memory(error) is counts
 
 
 def test_a_handler_can_say_what_else_counts(pipeline):

@@ -59,7 +59,7 @@ class Aiming:
     def ran(self, aim: Aim, rows: int, lengths: list[int] | None, seconds: float) -> None:
         """A batch that was cut for this aim took this long."""
         self._aim = None
-        self._ceiling.ran()
+        self._ceiling.ran(seconds)
         self._usual_rows += 0.1 * (rows - self._usual_rows)
         if self._finder is None:
             return

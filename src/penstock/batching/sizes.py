@@ -17,6 +17,10 @@ CLEAR = math.log(1.2)  # a change that no noise makes
 PAUSE = 12  # batches between two tries of a neighbour
 BACK = 8  # rungs: a sixteenth of the size
 DROP = math.log(1.3)  # below what was usual, three times in a row: the world has changed
+FIRST_STEP = 1.25  # of a ceiling, after one that failed
+FEWEST = 8  # batches under a ceiling before more is tried
+SHORTEST_WAIT = 0.25  # seconds that these take, at least; 50 batches will do, however quick
+MOST_FAILURES = 8  # that double the wait: about a minute
 
 _Search: TypeAlias = Generator[int, float, None]
 
@@ -139,12 +143,17 @@ def _rung_of(size: int, ladder: Sequence[int]) -> int:
 
 
 class Ceiling:
-    """The most that fits into memory, learned when it did not: remembered, and tried again with growing pauses."""
+    """The most that fits into memory, learned when it did not. More is tried after a pause, which doubles with every try
+    that fails; after one that goes well it is short, and the steps grow. Twice of what once failed shows that memory is
+    back: the ceiling is forgotten."""
 
     def __init__(self) -> None:
         self._limit: float = math.inf
-        self._pause = 50  # batches
-        self._left = 0
+        self._failed = 0  # the size that did not fit
+        self._failures = 0  # tries that failed
+        self._step = FIRST_STEP
+        self._batches = 0  # since the limit was changed
+        self._seconds = 0.0  # that these took
 
     @property
     def is_known(self) -> bool:
@@ -153,19 +162,31 @@ class Ceiling:
     def under(self, size: int) -> int:
         return max(1, int(min(size, self._limit)))
 
-    def ran(self) -> None:
-        """A batch went well; after a pause a little more is tried."""
-        if self.is_known:
-            self._left -= 1
-            if self._left <= 0:
-                self._limit *= 1.25
-                self._left = self._pause
+    def ran(self, seconds: float = 0.0) -> None:
+        """A batch went well, in so many seconds."""
+        if not self.is_known:
+            return
+        self._batches += 1
+        self._seconds += seconds
+        doubled = 1 << (self._failures if self._step == FIRST_STEP else 0)
+        waited = self._batches >= FEWEST and self._seconds >= SHORTEST_WAIT * doubled
+        if waited or self._batches >= min(50 * doubled, 3200):
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._limit >= 2 * self._failed:
+            self._limit, self._failures = math.inf, 0
+        self._limit *= self._step
+        self._step = min(self._step**2, 2.0)
+        self._batches, self._seconds = 0, 0.0
 
     def out_of_memory(self, size: int) -> None:
-        """A batch of this size did not fit."""
-        self._limit = max(1, min(self._limit, size) * 0.7)
-        self._pause = min(self._pause * 2, 3200)
-        self._left = self._pause
+        """A batch of this size did not fit. Others that were cut before that was known may not fit either: one try."""
+        if not self.is_known or self._batches >= FEWEST or self._step > FIRST_STEP:
+            self._failures = min(self._failures + 1, MOST_FAILURES)
+        self._limit = max(1, min(self._limit, size * 0.7))
+        self._failed, self._step = size, FIRST_STEP
+        self._batches, self._seconds = 0, 0.0
 
 
 def ladder(least: int, most: int) -> list[int]:

@@ -52,7 +52,10 @@ class InferenceStream:
     what fails leaves by the outputs of failures; answers and failures keep the order of the rows. Used by one thread;
     open_stream() makes it."""
 
-    def __init__(self, spec: InferenceSpec, lane: Lane, guard: Guard, preparer: Preparer | None = None) -> None:
+    def __init__(
+        self, spec: InferenceSpec, lane: Lane, guard: Guard, preparer: Preparer | None = None, copies: int = 1
+    ) -> None:
+        """`copies`: of the model that this process has to keep busy."""
         self.rows_in = 0  # that came to the model, or failed before it
         self.metrics = Metrics()  # of these rows: they count when the bundle does
         self._spec = spec
@@ -63,7 +66,7 @@ class InferenceStream:
         self._preparer = preparer
         self._intake = Intake(spec, guard, preparer, self._note_preprocessing)
         limits = spec.limits
-        at_once = 1 + concurrent_batches(spec.handler)
+        at_once = copies * (1 + concurrent_batches(spec.handler))
         by_length = spec.handler.measures_length()
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if by_length else limits.max_size or MAX_ROWS)
         self._window_bytes = 2 * limits.lookahead_bytes

@@ -209,7 +209,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """Whether the model failed because the batch was too large for memory: the same rows then run in smaller ones."""
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return True
-        return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+        told = str(error).lower()  # cuBLAS and cuDNN have words of their own
+        return isinstance(error, RuntimeError) and ("out of memory" in told or "status_alloc_failed" in told)
 
     def after_out_of_memory(self) -> None:
         """Free what can be freed before the rows run again."""

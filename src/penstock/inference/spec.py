@@ -21,6 +21,7 @@ from penstock.inference.handler import (
     variables_of,
 )
 from penstock.inference.path import RowPath
+from penstock.models.memory import named_gpus
 from penstock.models.place import Wishes
 from penstock.retry import Retry
 
@@ -116,7 +117,7 @@ class InferenceSpec:
             timeout=None if handling is None else handling.timeout,
             isolated=handling is not None and handling.use_subprocess,
             accelerator=handler.accelerator(),
-            gpus=None if gpus is None else tuple(name.strip() for name in gpus.split(",") if name.strip()),
+            gpus=None if gpus is None else named_gpus(gpus),
         )
 
 

@@ -20,6 +20,7 @@ from penstock.inference.lane import Caller, Lane
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
+from penstock.models.place import Surroundings, choose_place
 
 
 def open_stream(spec: InferenceSpec, step: str, sessions: Sessions, caller: Caller | None = None) -> InferenceStream:
@@ -31,7 +32,12 @@ def open_stream(spec: InferenceSpec, step: str, sessions: Sessions, caller: Call
     if spec.fixed_batches:
         lane = FormingLane(lane, spec)
     guard = Guard(step, spec.handling, spec.handler.model_id())
-    return InferenceStream(spec, lane, guard, _preparer(spec, guard, sessions, caller))
+    return InferenceStream(spec, lane, guard, _preparer(spec, guard, sessions, caller), _share(spec, sessions.around))
+
+
+def _share(spec: InferenceSpec, around: Surroundings) -> int:
+    """How many copies of the model each process has to keep busy, where all of them do their share."""
+    return -(-choose_place(spec.wishes(), around).copies // max(1, around.workers))
 
 
 def _preparer(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparer | None:

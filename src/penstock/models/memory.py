@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -43,9 +44,14 @@ def visible_gpus() -> tuple[str, ...]:
     """The NVIDIA GPUs that a process of ours would see, by the names that CUDA_VISIBLE_DEVICES takes."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
+        return named_gpus(chosen)
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(map(str, range(len(devices))))
+
+
+def named_gpus(chosen: str) -> tuple[str, ...]:
+    """The names in a value of CUDA_VISIBLE_DEVICES; CUDA does not see what is behind one that is none."""
+    return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, chosen.split(","))))
 
 
 def _read(path: str) -> str:
