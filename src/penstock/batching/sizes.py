@@ -30,11 +30,11 @@ class SizeFinder:
 
     def __init__(self, ladder: Sequence[int], start: int, trend: bool = False, least: int = 1) -> None:
         self._ladder = ladder
-        self._least = _rung_of(least, ladder)
+        self._least = rung_of(least, ladder)
         self._trend = trend
         self._top = len(ladder) - 1
         self._known: dict[int, float] = {}  # rung -> log of throughput, compared with its neighbours in time
-        self._steps = self._search(_rung_of(start, ladder))
+        self._steps = self._search(rung_of(start, ladder))
         self._rung = next(self._steps)
 
     @property
@@ -133,7 +133,7 @@ class SizeFinder:
         return min(rung for rung, rate in self._known.items() if rate >= best - NEAR)
 
 
-def _rung_of(size: int, ladder: Sequence[int]) -> int:
+def rung_of(size: int, ladder: Sequence[int]) -> int:
     """The rung of the greatest size that is not over this one."""
     return max([0, *(at for at, each in enumerate(ladder) if each <= size)])
 
