@@ -9,7 +9,7 @@ from penstock.batching.device_sizes import ENOUGH, Batch, DeviceSizeFinder
 from penstock.batching.entry import LOOKAHEAD, Aim
 from penstock.batching.limits import MOST_SHORT_ROWS, BatchLimits, up_to_bucket
 from penstock.batching.shapes import FirstTimes
-from penstock.batching.sizes import Ceiling, SizeFinder, ladder
+from penstock.batching.sizes import Ceiling, SizeFinder, device_ladder, ladder
 
 FIRST_ROWS = 8
 FIRST_COST = 1024
@@ -39,11 +39,12 @@ class Aiming:
         self._kept: int | None = None  # that an earlier run has found
         self._ladder: Sequence[int] = ()
         self._finder: SizeFinder | DeviceSizeFinder | None = None
+        sizes = device_ladder if limits.new_shapes_cost else ladder
         if by_length and limits.max_padded_cost is None:
-            self._ladder = ladder(1, MOST_COST)
+            self._ladder = sizes(1, MOST_COST)
             self._finder = self._new_finder(FIRST_COST, DEVICE_COST)
         elif not by_length and limits.max_size is None:
-            self._ladder = limits.size_buckets or ladder(min(limits.min_size, limits.most_rows), limits.most_rows)
+            self._ladder = limits.size_buckets or sizes(min(limits.min_size, limits.most_rows), limits.most_rows)
             first, on_device = (max(rows, limits.min_size) for rows in (FIRST_ROWS, DEVICE_ROWS))
             self._finder = self._new_finder(first, on_device)
 
@@ -103,10 +104,10 @@ class Aiming:
         known = self._first_times.taken_off((rows, length), spent)
         if known is not None:
             amount = rows * length if self._by_length else up_to_bucket(self._limits.size_buckets, rows)
-            useful = rows * self._mean_length(lengths) if lengths and self._by_length else amount
+            needed = rows * self._mean_length(lengths) if lengths and self._by_length else float(amount)
             is_current = (aim.rows, aim.cost) == (now.rows, now.cost)
             full = is_current and (full or amount * 4 >= aimed * 3)
-            self._finder.observe(Batch(amount, useful, length, known), full=full)
+            self._finder.observe(Batch(amount, needed, length, known), full=full)
 
     def out_of_memory(self, rows: int, lengths: list[int] | None) -> None:
         """A batch of these rows did not fit."""

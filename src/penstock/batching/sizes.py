@@ -162,7 +162,9 @@ class Ceiling:
                 self._left = self._pause
 
     def out_of_memory(self, size: int) -> None:
-        """A batch of this size did not fit."""
+        """A batch of this size did not fit. What was cut before the last one that did not, says nothing new."""
+        if size > self._limit:
+            return
         self._limit = max(1, min(self._limit, size) * 0.7)
         self._pause = min(self._pause * 2, 3200)
         self._left = self._pause
@@ -174,3 +176,11 @@ def ladder(least: int, most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(most, max(sizes[-1] + 1, round(sizes[-1] * math.sqrt(2)))))
     return sizes
+
+
+def device_ladder(least: int, most: int) -> list[int]:
+    """The same for a device, which likes multiples: 2, 3, 4, 6, 8, 12, 16, ... between the least and the most."""
+    sizes = {least, most}
+    for power in range(most.bit_length()):
+        sizes |= {size for size in (1 << power, 3 << power) if least < size < most}
+    return sorted(sizes)
