@@ -25,7 +25,7 @@ from penstock.models import kept_sizes
 ON_DEVICE = BatchLimits(new_shapes_cost=True)
 SEEDS = 5
 SETTLED = 8  # batches
-SWEEP = [1 << power for power in (14, 16, 17, 18, 19, 20)]
+SWEEP = [1 << power for power in (15, 17, 18, 20)]
 
 
 class Device:
