@@ -346,3 +346,9 @@ def test_keys_are_the_same_in_every_process():
     assert made[0] == made[1]
     assert len(set(made)) == 3
     assert search_key(ps.ModelHandler()) is None
+
+
+def test_settings_that_cannot_be_named_cost_nothing():
+    handler = Pretend(0.5)
+    handler.itself = [handler.__dict__]
+    assert search_key(handler) is None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.inference.handler import ModelHandler
 from penstock.version import __version__
+
+logger = logging.getLogger(__name__)
 
 _LIBRARIES = ("torch", "transformers", "sentence_transformers")
 _AROUND = {"_preprocess_fns", "_postprocess_fns", "_no_batching", "_output_column", "_output_prefix", "calling"}
@@ -21,6 +24,14 @@ def search_key(handler: ModelHandler[Any, Any, Any]) -> str | None:
     device. Equal in another process and another run, if nothing has changed that the size could depend on."""
     if not handler.new_shapes_cost():
         return None
+    try:
+        return _key(handler)
+    except Exception as exc:  # settings that refer to themselves, say: nothing is kept then
+        logger.debug("no key for kept batch sizes: %s: %s", type(exc).__name__, exc)
+        return None
+
+
+def _key(handler: ModelHandler[Any, Any, Any]) -> str:
     known = {
         "handler": _name(type(handler)),
         "model": str(handler.model_id()),
