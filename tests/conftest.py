@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +18,8 @@ from hypothesis import settings
 import penstock as ps
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported: no test looks anything up there
+os.environ["PENSTOCK_CACHE"] = tempfile.mkdtemp(prefix="penstock-cache-")  # no test changes the user's own
+atexit.register(shutil.rmtree, os.environ["PENSTOCK_CACHE"], ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
 faulthandler.enable()
 

@@ -45,7 +45,7 @@ LAYERS = {
     "steps": {"inference", "io", "batching", "observe", "pipeline", "transport", "retry", *BASE},
     "testing": {"inference", "io", "observe", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"answers", "inference", "io", "rows", "blocks", "errors"},
-    "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", *BASE},
+    "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", "version", *BASE},
     "io": {"pipeline", "crashes", *BASE},
     "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "observe", "transport", *BASE},

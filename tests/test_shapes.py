@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 import penstock as ps
-from penstock.batching.aim import DEVICE_COST, Aiming
+from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
@@ -116,19 +114,3 @@ def test_first_times_do_not_keep_batches_small():
 def test_a_batch_that_no_row_can_join_is_full():
     """Also when three quarters of the size are more than one row, and less than two."""
     assert settled_cost(BatchLimits(), [512] * 20_000, lambda rows, length, new: 0.01 + 1e-6 * rows) > 50_000
-
-
-def test_the_search_begins_where_a_batch_outweighs_the_choice_of_its_kernels():
-    limits = BatchLimits(new_shapes_cost=True)
-    aiming = Aiming(limits, by_length=True)
-    first = aiming.aim()
-    assert DEVICE_COST / 1.5 < first.cost <= DEVICE_COST
-    least = first.cost
-    for number in range(400):  # from the 200th on, all is ten times as slow: the search begins again
-        aim = aiming.aim()
-        rows = aim.cost // 64
-        worse = 1 + 0.2 * abs(math.log2(aim.cost / first.cost))  # than where it began
-        aiming.ran(aim, rows, [64] * rows, rows * worse * (10 if number > 200 else 1) / 1e6)
-        least = min(least, aim.cost)
-    assert least >= first.cost / 2, "it looks at neighbours below, but does not start over at the bottom"
-    assert Aiming(BatchLimits(), by_length=True).aim().cost <= 1024

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
+from penstock.batching.device_sizes import ENOUGH, Batch, DeviceSizeFinder
 from penstock.batching.entry import LOOKAHEAD, Aim
 from penstock.batching.limits import MOST_SHORT_ROWS, BatchLimits, up_to_bucket
 from penstock.batching.shapes import FirstTimes
-from penstock.batching.sizes import Ceiling, SizeFinder, ladder
+from penstock.batching.sizes import Ceiling, SizeFinder, device_ladder, ladder
 
 FIRST_ROWS = 8
 FIRST_COST = 1024
 DEVICE_COST = 1 << 17  # where shapes cost: at smaller ones a batch takes no longer than the choice of its kernels
 DEVICE_LOOKAHEAD = 32_768  # rows: at 16,384 padding took 5% more (H200, 77 tokens on average)
+DEVICE_ROWS = 64
 BATCHES_AHEAD = 64
 MOST_COST = 1 << 20
+SAMPLED = 256  # rows of a batch whose lengths are looked at
 
 
 class Aiming:
@@ -30,13 +36,29 @@ class Aiming:
         self._first_times = FirstTimes()
         self._usual_rows = 0.0  # in a batch
         self._aim: Aim | None = None  # while nothing was learned that may change it
-        self._finder: SizeFinder | None = None
+        self._has_device_time = False
+        self._kept: int | None = None  # that an earlier run has found
+        self._ladder: Sequence[int] = ()
+        self._finder: SizeFinder | DeviceSizeFinder | None = None
+        sizes = device_ladder if limits.new_shapes_cost else ladder
         if by_length and limits.max_padded_cost is None:
-            first, least = (DEVICE_COST, DEVICE_COST) if limits.new_shapes_cost else (FIRST_COST, 1)
-            self._finder = SizeFinder(ladder(1, MOST_COST), first, trend=True, least=least)
+            self._ladder = sizes(1, MOST_COST)
+            self._finder = self._new_finder(FIRST_COST, DEVICE_COST)
         elif not by_length and limits.max_size is None:
-            sizes = limits.size_buckets or ladder(min(limits.min_size, limits.most_rows), limits.most_rows)
-            self._finder = SizeFinder(sizes, max(FIRST_ROWS, limits.min_size))
+            self._ladder = limits.size_buckets or sizes(min(limits.min_size, limits.most_rows), limits.most_rows)
+            first, on_device = (max(rows, limits.min_size) for rows in (FIRST_ROWS, DEVICE_ROWS))
+            self._finder = self._new_finder(first, on_device)
+
+    def _new_finder(self, first: int, on_device: int) -> SizeFinder | DeviceSizeFinder:
+        if self._limits.new_shapes_cost:
+            return DeviceSizeFinder(self._ladder, on_device, on_device)
+        return SizeFinder(self._ladder, first, trend=self._by_length)
+
+    def begin_at(self, size: int) -> None:
+        """An earlier run has found this size: a search on a device begins there, if it has seen no batch yet."""
+        if isinstance(self._finder, DeviceSizeFinder) and not self._finder.observed:
+            self._aim, self._kept = None, size
+            self._finder = DeviceSizeFinder(self._ladder, size, self._finder.least)
 
     @property
     def is_fixed(self) -> bool:
@@ -56,9 +78,12 @@ class Aiming:
         rows = self._finder.size if self._finder is not None else self._limits.most_rows
         return Aim(self._bucket_below(self._ceiling.under(rows)))
 
-    def ran(self, aim: Aim, rows: int, lengths: list[int] | None, seconds: float) -> None:
-        """A batch that was cut for this aim took this long."""
-        self._aim = None
+    def ran(
+        self, aim: Aim, rows: int, lengths: list[int] | None, seconds: float, device_seconds: float | None = None
+    ) -> None:
+        """A batch that was cut for this aim took this long, and so much of its device's time, if that is known: the search
+        then looks at nothing else."""
+        now, self._aim = self.aim(), None
         self._ceiling.ran(seconds)
         self._usual_rows += 0.1 * (rows - self._usual_rows)
         if self._finder is None:
@@ -66,32 +91,54 @@ class Aiming:
         if self._most_seconds is not None and seconds > self._most_seconds:
             self.out_of_memory(rows, lengths)  # too large as well
             return
-        longest = self._limits.padded_length(max(lengths)) if lengths else 1
-        if self._limits.new_shapes_cost:
-            known = self._first_times.taken_off((rows, longest), seconds)
-            if known is None:
-                return
-            seconds = known
-        if self._by_length and lengths is not None:
-            if aim.cost is not None:
-                full = (rows + 1) * longest > aim.cost  # no row more fits, however much is left
-                self._finder.observe(aim.cost, aim.cost if full else rows * longest, sum(lengths), seconds)
-        elif not self._by_length:
-            self._finder.observe(aim.rows, rows, rows, seconds)
+        self._has_device_time = self._has_device_time or device_seconds is not None
+        spent = device_seconds if self._has_device_time else seconds
+        if spent is None or (self._by_length and (lengths is None or aim.cost is None)):
+            return
+        length = self._limits.padded_length(max(lengths)) if lengths and self._by_length else 1
+        aimed = aim.cost if self._by_length and aim.cost is not None else aim.rows
+        full = self._by_length and (rows + 1) * length > aimed  # no row more fits, however much is left
+        if isinstance(self._finder, SizeFinder):
+            useful = sum(lengths) if lengths and self._by_length else rows
+            self._finder.observe(aimed, aimed if full else rows * length, useful, spent)
+            return
+        known = self._first_times.taken_off((rows, length), spent)
+        if known is not None:
+            amount = rows * length if self._by_length else up_to_bucket(self._limits.size_buckets, rows)
+            needed = rows * self._mean_length(lengths) if lengths and self._by_length else float(amount)
+            is_current = (aim.rows, aim.cost) == (now.rows, now.cost)
+            full = is_current and (full or amount * 4 >= aimed * 3)
+            self._finder.observe(Batch(amount, needed, length, known), full=full)
 
     def out_of_memory(self, rows: int, lengths: list[int] | None) -> None:
         """A batch of these rows did not fit."""
         self._aim = None
+        if isinstance(self._finder, DeviceSizeFinder):
+            self._finder.did_not_fit()
         if self._by_length and lengths is not None:
             self._ceiling.out_of_memory(rows * self._limits.padded_length(max(lengths)))
         else:
             self._ceiling.out_of_memory(rows)
 
+    def found(self) -> int | None:
+        """What a search on a device has come to, for the next run to begin at; None while it has seen too little."""
+        if not isinstance(self._finder, DeviceSizeFinder) or self._finder.fit is None or self._finder.observed < ENOUGH:
+            return None
+        return self._finder.found
+
     def explain(self) -> str | None:
         """The size that was found, and why; None where the user set it."""
         if self._finder is None:
             return None
-        return f"{'padded cost' if self._by_length else 'rows'} {self._finder.explain()}"
+        found = f"{'padded cost' if self._by_length else 'rows'} {self._finder.explain()}"
+        if self._kept is None or not isinstance(self._finder, DeviceSizeFinder) or not self._finder.is_far_from(self._kept):
+            return found
+        return f"{found}; the last run had found {self._kept}"
+
+    def _mean_length(self, lengths: list[int]) -> float:
+        """Of rows that are padded alone: what they are rounded up by costs in batches of any size."""
+        some = lengths[:: max(1, len(lengths) // SAMPLED)]
+        return max(1.0, statistics.fmean(map(self._limits.padded_length, some)))
 
     def _most_rows(self) -> int:
         """Where rows have lengths the cost is what bounds a batch; rows alone should not, unless the user says so."""

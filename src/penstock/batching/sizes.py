@@ -34,11 +34,11 @@ class SizeFinder:
 
     def __init__(self, ladder: Sequence[int], start: int, trend: bool = False, least: int = 1) -> None:
         self._ladder = ladder
-        self._least = _rung_of(least, ladder)
+        self._least = rung_of(least, ladder)
         self._trend = trend
         self._top = len(ladder) - 1
         self._known: dict[int, float] = {}  # rung -> log of throughput, compared with its neighbours in time
-        self._steps = self._search(_rung_of(start, ladder))
+        self._steps = self._search(rung_of(start, ladder))
         self._rung = next(self._steps)
 
     @property
@@ -137,7 +137,7 @@ class SizeFinder:
         return min(rung for rung, rate in self._known.items() if rate >= best - NEAR)
 
 
-def _rung_of(size: int, ladder: Sequence[int]) -> int:
+def rung_of(size: int, ladder: Sequence[int]) -> int:
     """The rung of the greatest size that is not over this one."""
     return max([0, *(at for at, each in enumerate(ladder) if each <= size)])
 
@@ -195,3 +195,11 @@ def ladder(least: int, most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(most, max(sizes[-1] + 1, round(sizes[-1] * math.sqrt(2)))))
     return sizes
+
+
+def device_ladder(least: int, most: int) -> list[int]:
+    """The same for a device, which likes multiples: 2, 3, 4, 6, 8, 12, 16, ... between the least and the most."""
+    sizes = {least, most}
+    for power in range(most.bit_length()):
+        sizes |= {size for size in (1 << power, 3 << power) if least < size < most}
+    return sorted(sizes)

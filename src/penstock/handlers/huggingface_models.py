@@ -18,6 +18,7 @@ from penstock.errors import UsageError
 from penstock.handlers.huggingface_files import ModelFiles, loading
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
 from penstock.handlers.huggingface_tokens import length_of
+from penstock.handlers.pytorch_running import take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.rows import PredictionResult
 
@@ -77,6 +78,9 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
     def get_lengths(self, batch: Sequence[Any]) -> Sequence[int]:
         """Tokens of prepared rows by the model's own tokenizer, or what the user's batch_length_fn says of examples."""
         return super().get_lengths(batch) if self._batch_length_fn is not None else [length_of(row) for row in batch]
+
+    def device_seconds(self) -> float | None:
+        return take_device_seconds()
 
     def new_shapes_cost(self) -> bool:
         return self._device.startswith("cuda") and _sees_cuda()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, c
 
 from penstock.errors import PredictionCountError
 from penstock.handlers.pytorch_loading import ModelSource, device_name, on_gpu, usable_device
-from penstock.handlers.pytorch_running import run_on
+from penstock.handlers.pytorch_running import run_on, take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
@@ -67,6 +67,9 @@ class PytorchHandler(ModelHandler[ExampleT, PredictionResult, "torch.nn.Module"]
 
     def prepares_ahead(self) -> bool:
         return on_gpu(self._device)
+
+    def device_seconds(self) -> float | None:
+        return take_device_seconds()
 
     def accelerator(self) -> str | None:
         return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)

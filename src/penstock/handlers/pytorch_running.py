@@ -18,6 +18,8 @@ InputsT = TypeVar("InputsT", bound="torch.Tensor | dict[str, torch.Tensor]")
 # once for a thread.
 _LAUNCHER = ThreadPoolExecutor(1, "penstock-launch")
 
+_OWN = threading.local()  # of each thread: seconds of its batches
+
 
 def run_on(device: torch.device, inputs: InputsT, run: Callable[[InputsT], Any], fetch: Callable[[Any], T]) -> T:
     """fetch(run(inputs)), with the inputs, a tensor or a dict of them, on the device; fetch() brings answers from it. On a
@@ -30,10 +32,13 @@ def run_on(device: torch.device, inputs: InputsT, run: Callable[[InputsT], Any],
             output = run(_moved(inputs, lambda tensor, _: tensor.to(device)))
         return fetch(output)
     staged = _moved(inputs, _PINNED.staged)
-    output, done = _LAUNCHER.submit(_launch, staged, run, device).result()
+    output, began, done = _LAUNCHER.submit(_launch, staged, run, device).result()
     with torch.cuda.stream(torch.cuda.Stream(device)):
         done.wait()
-        return fetch(output)
+        fetched = fetch(output)
+    done.synchronize()
+    _OWN.seconds = getattr(_OWN, "seconds", 0.0) + began.elapsed_time(done) / 1e3
+    return fetched
 
 
 def attention_without_plans(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -48,12 +53,27 @@ def attention_without_plans(device: torch.device) -> contextlib.AbstractContextM
     return context
 
 
-def _launch(staged: InputsT, run: Callable[[InputsT], Any], device: torch.device) -> tuple[Any, torch.cuda.Event]:
+def take_device_seconds() -> float | None:
+    """How long a GPU was at work on what this thread ran by run_on() since it last asked; None: on nothing."""
+    seconds: float = getattr(_OWN, "seconds", 0.0)
+    _OWN.seconds = 0.0
+    return seconds or None
+
+
+def _launch(
+    staged: InputsT, run: Callable[[InputsT], Any], device: torch.device
+) -> tuple[Any, torch.cuda.Event, torch.cuda.Event]:
+    """What it gives, and when the device began and ended it: all batches are on one stream, where one begins when the one
+    before has ended."""
     import torch
 
+    stream = torch.cuda.current_stream(device)
+    began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.inference_mode():
+        began.record(stream)
         output = run(_moved(staged, lambda tensor, _: tensor.to(device, non_blocking=True)))
-        return output, torch.cuda.current_stream(device).record_event()
+        done.record(stream)
+        return output, began, done
 
 
 def _moved(inputs: InputsT, move: Callable[[torch.Tensor, int], torch.Tensor]) -> InputsT:

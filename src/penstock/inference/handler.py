@@ -245,6 +245,11 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         costs of a size."""
         return self.prepares_ahead()
 
+    def device_seconds(self) -> float | None:
+        """How long the device was at work on what this thread ran since it last asked, which it does before and after each
+        run_inference(); None: not known. Where it is, the search for a size looks at nothing else."""
+        return None
+
     def padded_length(self, longest: int) -> int:
         """What run_inference() should pad a batch to whose longest row is so long, and what its cost is reckoned with: the
         next of length_buckets; else a multiple of 8 where new shapes cost; else just that."""

@@ -150,7 +150,7 @@ class ModelCopy:
             care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
             made = self._after(exc, rows, args, step, care)
             return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
-        return Outcome(answers, model_id=self._model_id())
+        return Outcome(answers, model_id=self._model_id(), device_seconds=self._own.device_seconds)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -354,8 +354,10 @@ class ModelCopy:
         if self._slow is not None:
             self._slow.begin()
         began = this_process()
+        self.handler.device_seconds()  # what an earlier call has left
         try:
             answers = call_model(self.handler, self._loaded.model, given, args, self.step)
+            self._own.device_seconds = self.handler.device_seconds()
         finally:
             end_if_forked(began, self.step)
             if self._slow is not None:

@@ -11,6 +11,7 @@ import cloudpickle
 from penstock.blocks import Block
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
+from penstock.inference.search_key import search_key
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import not_packed
 from penstock.inference.turns import QUICK_TURNS
@@ -33,13 +34,13 @@ class ServedModel:
         self._copy: ModelCopy | None = None
         self._batches = 0
 
-    def load(self) -> tuple[float, int]:
+    def load(self) -> tuple[float, int, str | None]:
         self._copy = ModelCopy(self.step, self._handler, self._size_buckets, watched=self._watched, prepared=True)
         loaded = self._copy.load()
         assert loaded is not None
         if self._handler.prepares_ahead():
             QUICK_TURNS.begin()
-        return loaded.seconds, loaded.bytes
+        return loaded.seconds, loaded.bytes, search_key(self._handler)
 
     def run(
         self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]

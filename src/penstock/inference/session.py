@@ -27,11 +27,13 @@ from penstock.inference.handler import concurrent_batches
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
+from penstock.inference.search_key import search_key
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.inference.turns import QUICK_TURNS
 from penstock.models.front import Front
+from penstock.models.kept_sizes import KeptSize
 from penstock.models.measures import Measures, hand_in
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.outcome import Outcome
@@ -112,6 +114,7 @@ class InferenceSession:
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
+        self._kept = KeptSize()
         self._batches = 0
         self._closed = False
         if self._in_turn:
@@ -192,6 +195,7 @@ class InferenceSession:
         if loaded is not None:
             with self._changed:
                 self._measures.loaded(loaded.seconds, loaded.bytes)
+                self._kept.open(search_key(self.handler), self._front)
             self._share_cores()
 
     def _share_cores(self) -> None:
@@ -294,7 +298,8 @@ class InferenceSession:
         seconds = (ended - started) / len(batches)
         for batch, outcome in zip(batches, outcomes, strict=True):
             too_large = outcome.out_of_memory
-            self._front.ran(batch, aim, seconds, ended, calls=outcome.calls, too_large=too_large)
+            calls, on_device = outcome.calls, outcome.device_seconds
+            self._front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
             self._measures.ran(batch, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
             size = None
 
@@ -307,6 +312,7 @@ class InferenceSession:
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
         self._measures.found(self._front.explain())
+        self._kept.keep(self._front)
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
 
 

@@ -22,6 +22,7 @@ from penstock.errors import ModelLoadError
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Batch, Parcel
+from penstock.models.kept_sizes import KeptSize
 from penstock.models.lines import Client, Held, Model
 from penstock.models.measures import Measures
 from penstock.models.messages import (
@@ -88,6 +89,7 @@ class Broker:
         self._numbers = 0
         self._restarts = 0
         self._measures = Measures(spec.limits)  # that no client was told of
+        self._kept = KeptSize()
         self._noted = 0.0
         self._over = False
 
@@ -234,6 +236,7 @@ class Broker:
             if isinstance(message, Loaded):
                 self._dispatch.loaded(model.copy)
                 self._measures.loaded(message.seconds, message.bytes)
+                self._kept.open(message.search_key, self._dispatch.front, model.copy)
             elif isinstance(message, LoadFailed):
                 self._refuse_all(message.error)
             elif isinstance(message, Ran):
@@ -264,8 +267,16 @@ class Broker:
             return
         if not message.again:
             calls, too_large, copy = message.calls, message.out_of_memory, model.copy
-            learn = self._dispatch.front.ran
-            learn(batch.spans, batch.aim, message.seconds, now, calls=calls, too_large=too_large, copy=copy)
+            self._dispatch.front.ran(
+                batch.spans,
+                batch.aim,
+                message.seconds,
+                now,
+                calls=calls,
+                too_large=too_large,
+                device_seconds=message.device_seconds,
+                copy=copy,
+            )
         self._report(batch, message, now)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
@@ -363,8 +374,9 @@ class Broker:
         failed = any(failure is not None for _, _, failures in message.answers for failure in failures.values())
         size, too_large = message.size, message.out_of_memory
         self._measures.ran(batch.spans, message.seconds, size=size, failed=failed, out_of_memory=too_large)
-        if now - self._noted > NOTES_EVERY:
+        front = self._dispatch.front
+        if self._kept.keep(front) or now - self._noted > NOTES_EVERY:
             self._noted = now
-            self._measures.found(self._dispatch.front.explain())
+            self._measures.found(front.explain())
         for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
             client.line.send(self._measures.take())  # one that waits for answers: it will hand in what it hears before them

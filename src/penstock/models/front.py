@@ -128,10 +128,12 @@ class Front(Generic[T]):
         *,
         calls: int = 1,
         too_large: int | None = None,
+        device_seconds: float | None = None,
         copy: int = 0,
     ) -> None:
         """A batch is answered, after so many calls; or several in a row, each in so many seconds. `aim`: that it was cut
-        for; None if it teaches nothing about sizes. `too_large`: so many of its rows did not fit into memory together."""
+        for; None if it teaches nothing about sizes. `too_large`: so many of its rows did not fit into memory together.
+        `device_seconds`: that its device was at work, if that is known."""
         if self._in_turn:  # without the time of the one before
             before, self._ended[copy] = self._ended[copy], max(self._ended[copy], ended)
             seconds = max(0.0, min(seconds, ended - before))
@@ -142,7 +144,7 @@ class Front(Generic[T]):
             self._seconds = seconds
             aiming = self._aiming(spans, copy)
             if aim is not None and not aiming.is_fixed:
-                aiming.ran(aim, rows_in(spans), lengths_of(spans), seconds)
+                aiming.ran(aim, rows_in(spans), lengths_of(spans), seconds, device_seconds)
                 self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
 
     def out_of_memory(self, spans: list[Span[T]], rows: int, copy: int = 0) -> None:
@@ -150,6 +152,15 @@ class Front(Generic[T]):
         lengths, aiming = lengths_of(spans), self._aiming(spans, copy)
         aiming.out_of_memory(rows, None if lengths is None else lengths[-rows:])
         self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
+
+    def begin_at(self, size: int, copy: int = 0) -> None:
+        """The search for a size on a device begins at what an earlier run has found."""
+        self._aimings[None][copy].begin_at(size)
+        self._batcher.set_aim(self._aimings[None][copy].aim(), None, copy)
+
+    def found(self) -> int | None:
+        """What a search on a device has come to, for the next run to begin at; None while it has seen too little."""
+        return self._aimings[None][0].found()
 
     def explain(self) -> str | None:
         """The size that was found, and why; None where the user set it."""

@@ -158,6 +158,7 @@ class Run(NamedTuple):
 class Loaded(NamedTuple):
     seconds: float
     bytes: int
+    search_key: str | None = None  # of what a search for a size finds (models/kept_sizes.py); None: it is not kept
 
 
 class LoadFailed(NamedTuple):
@@ -180,6 +181,7 @@ class Ran(NamedTuple):
     out_of_memory: int | None  # the least number of rows that did not fit, if any did not
     size: int | None  # bytes of the batch, if they were counted
     again: list[int] = []  # rows that did not fit alone; all: there are no answers
+    device_seconds: float | None = None  # that its device was at work, if that is known
 
 
 class Raised(NamedTuple):

@@ -23,3 +23,4 @@ class Outcome(NamedTuple):
     wrapped: bool = False  # each answer is to be a PredictionResult of its row, by this model
     out_of_memory: int | None = None  # the least number of rows that did not fit, if any did not
     size: int | None = None  # bytes of the batch, if they were counted
+    device_seconds: float | None = None  # that its device was at work, if that is known

@@ -40,8 +40,8 @@ MOST_SEGMENTS = 200  # in a message: each has a descriptor
 class Served(Protocol):
     """What a host holds: it arrives pickled, and is all of the user's that a host runs."""
 
-    def load(self) -> tuple[float, int]:
-        """Load the model: the seconds and the bytes that it took."""
+    def load(self) -> tuple[float, int, str | None]:
+        """Load the model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
 
     def run(
         self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]
@@ -242,6 +242,7 @@ def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], out
         outcome.out_of_memory,
         outcome.size,
         list(outcome.again),
+        outcome.device_seconds,
     )
 
 

@@ -1,0 +1,92 @@
+"""Sizes of batches that searches on devices have found, kept for the next run: a file in the user's cache.
+
+What is kept only says where a search begins, so nothing is lost with the file: one that is broken, or cannot be written, is
+ignored. Of two processes that write at the same time, one wins; readers see a whole file always.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+FILE = "batch_sizes.json"
+MOST = 1000  # entries; the oldest go
+
+
+class Searching(Protocol):
+    """A front, as far as it concerns what is kept."""
+
+    def begin_at(self, size: int, copy: int = 0) -> None: ...
+
+    def found(self) -> int | None: ...
+
+
+class KeptSize:
+    """What one search has found: read when the model is there, written whenever it has changed."""
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._known: int | None = None  # what the file says
+
+    def open(self, key: str | None, search: Searching, copy: int = 0) -> None:
+        """A model copy is there, whose search has this key: it begins at what is kept. None: nothing is."""
+        if key is None:
+            return
+        if key != self._key:
+            self._key, self._known = key, read().get(key)
+        if self._known is not None:
+            search.begin_at(self._known, copy)
+
+    def keep(self, search: Searching) -> bool:
+        """Write what was found, if it is news; whether it was."""
+        found = search.found()
+        if self._key is None or found is None or found == self._known:
+            return False
+        self._known = found
+        write(self._key, found)
+        return True
+
+
+def folder() -> Path:
+    """Of Penstock's cache."""
+    if own := os.environ.get("PENSTOCK_CACHE"):
+        return Path(own)
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "penstock"
+    return Path("~/.cache/penstock").expanduser()
+
+
+def read() -> dict[str, int]:
+    """All that is kept, the oldest first."""
+    try:
+        entries = json.loads((folder() / FILE).read_text())
+        return {key: size for key, size in entries.items() if type(size) is int and size >= 1}
+    except FileNotFoundError:
+        return {}
+    except Exception as exc:  # whatever is wrong with it
+        logger.debug("kept batch sizes are not read: %s: %s", type(exc).__name__, exc)
+        return {}
+
+
+def write(key: str, size: int) -> None:
+    """Keep it as the newest."""
+    try:
+        entries = {**{other: kept for other, kept in read().items() if other != key}, key: size}
+        newest = dict(list(entries.items())[-MOST:])
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder(), prefix=FILE, delete=False) as file:
+            try:
+                json.dump(newest, file, indent=1)
+                file.flush()
+                os.replace(file.name, folder() / FILE)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except Exception as exc:  # no room, no rights, no home
+        logger.debug("a batch size is not kept: %s: %s", type(exc).__name__, exc)
