@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}  # by mode
+ORIENTATION = 0x0112  # the tag of EXIF
 RESAMPLINGS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 DEEP = ("I", "F")  # how the modes of more than 8 bits a channel begin
 Size = tuple[int, int]  # height, width
@@ -85,7 +86,8 @@ class ImageDecoding:
         image = _opened(example)
         try:
             image.load()
-            image = ImageOps.exif_transpose(image)
+            if image.getexif().get(ORIENTATION, 1) != 1:  # where there is none, it would be copied
+                image = ImageOps.exif_transpose(image)
             return self._resized(image if self.mode is None else _converted(image, self.mode))
         except RowError:
             raise

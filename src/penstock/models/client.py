@@ -59,7 +59,8 @@ class Listener(Protocol):
 
 
 class HostClient:
-    """One connection, shared by all threads of the process. It is opened with the first rows."""
+    """One connection, shared by all threads of the process. It is opened with the first rows; where the model is for a
+    device, which takes long to load, before they are prepared."""
 
     def __init__(self, address: Address, spec: HostSpec, listener: Listener) -> None:
         self._address = address
@@ -82,7 +83,10 @@ class HostClient:
     def join(self, lane: int) -> None:
         with self._lock:
             self._lanes.add(lane)
-            self._send(Join(lane))
+            if self._channel is None and self._spec.devices and not self._closed:
+                self._connect()
+            else:
+                self._send(Join(lane))
 
     def submit(self, message: Submit, buffers: Sequence[Any]) -> None:
         """Rows for the host: what is in the buffers is their payload."""
