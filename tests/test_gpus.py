@@ -177,3 +177,36 @@ def test_the_devices_that_cuda_shows(monkeypatch, chosen, seen):
     """Names after one that is none are not seen, as CUDA has it. One that is listed twice counts twice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == seen
+
+
+class SecondIsLoading(OnDevice):
+    """No call ends before the model of the next step is loaded."""
+
+    def call(self, device, before):
+        self.wait_until(lambda: Path(self.folder, "second", "loads").exists())
+
+
+def test_models_in_a_row_load_at_the_same_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (tmp_path / "second").mkdir()
+    p = ps.Pipeline(workers=2)
+    first = p | ps.Create(range(50)) | "first" >> ps.RunInference(SecondIsLoading(tmp_path))
+    made = first | "second" >> ps.RunInference(OnDevice(tmp_path / "second"))
+    assert [row for ((row, _), _) in made.collect()] == list(range(50))
+
+
+def overlap(row):
+    """The row, and how many calls of this were at work in the process. Each thread has a copy of it, and all share sys."""
+    sys.at_work = seen = getattr(sys, "at_work", 0) + 1
+    time.sleep(0)
+    sys.at_work -= 1
+    return row, seen
+
+
+def test_threads_in_front_of_a_device_do_not_run_the_users_functions_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    p = ps.Pipeline(workers=2)
+    rows = p | ps.Create(range(20_000)) | ps.Map(overlap)
+    made = (rows | ps.RunInference(OnDevice(tmp_path, max_batch_size=1000))).collect()
+    assert [row for ((row, _), _) in made] == list(range(20_000))
+    assert {seen for ((_, seen), _) in made} == {1}
