@@ -299,3 +299,49 @@ def test_copies_and_models_learn_by_themselves():
     assert taken(front, 1.0, idle=False, copy=1) == "oooo"
     assert taken(front, 1.0, idle=False, copy=1) is None, "two rows are a full batch for the first copy alone"
     assert taken(front, 1.0, idle=False) == "bb"
+
+
+# Batches in a row.
+
+
+def quick_front(seconds, limits=None, rows=20):
+    """A front with so many rows of one entry, after a batch that took so long."""
+    front = Front(limits or BatchLimits(max_size=4))
+    front.opened("lane")
+    front.add(Entry("first", 4), "lane", 0.0)
+    spans, aim = front.take(0.0, idle=False, in_a_row=True)
+    front.ran(spans, aim, seconds, 0.0)
+    front.add(Entry("rows", rows), "lane", 0.0)
+    return front
+
+
+def taken_in_a_row(front, **options):
+    taken = front.take(0.0, idle=False, **{"in_a_row": True, **options})
+    return None if taken is None else [(span.start, span.stop) for span in taken[0]]
+
+
+def test_quick_batches_of_one_entry_leave_in_a_row_without_the_last_that_is_not_full():
+    front = quick_front(1e-4, rows=18)
+    assert taken_in_a_row(front) == [(0, 16)]
+    assert front.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "left"),
+    [(1e-4, {}, (0, 20)), (3e-4, {}, (0, 12)), (0.01, {}, (0, 4)), (1e-4, {"in_a_row": False}, (0, 4))],
+    ids=["quick", "for a millisecond", "slow", "not asked for"],
+)
+def test_how_many_leave_in_a_row(seconds, options, left):
+    assert taken_in_a_row(quick_front(seconds), **options) == [left]
+
+
+def test_batches_of_a_size_that_is_searched_for_or_of_a_weight_leave_one_by_one():
+    searched = quick_front(1e-4, BatchLimits())
+    assert searched.take(0.0, idle=True, in_a_row=True) is not None
+    weighed = Front(BatchLimits(max_size=4, max_weight=8, weigh=len))
+    weighed.opened("lane")
+    weighed.add(Entry("first", 4, weights=[1] * 4), "lane", 0.0)
+    spans, aim = weighed.take(0.0, idle=False, in_a_row=True)
+    weighed.ran(spans, aim, 1e-4, 0.0)
+    weighed.add(Entry("rows", 20, weights=[1] * 20), "lane", 0.0)
+    assert taken_in_a_row(weighed) == [(0, 4)]

@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
+from penstock.failures import Handling
 from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, Sessions, Ticket
 from penstock.inference.spec import InferenceSpec
@@ -983,6 +984,29 @@ def test_metrics(sessions):
     assert again == Metrics(), "what was handed out is not counted again"
     ask(lane, [1])
     assert sessions.drain_metrics().distribution("inference_request_batch_size").sum == 1
+
+
+class Poisoned(Echo):
+    """Fails for batches with a bad row."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        made = super().run_inference(batch, model, inference_args)
+        if "bad" in batch:
+            raise ValueError("a bad row")
+        return made
+
+
+def test_batches_in_a_row_have_their_size_and_a_bad_row_among_them_costs_itself_alone(sessions):
+    handler = Poisoned(max_batch_size=4)
+    lane = open_session(sessions, handler).join(Caller(), handling=Handling())
+    ask(lane, list(range(8)))  # quick ones: those that follow run in a row
+    rows = [*range(401), "bad", *range(398)]
+    ticket = submit(lane, rows)
+    made = lane.wait(ticket)
+    assert ticket.failures.keys() == {401}
+    assert [answer for at, answer in enumerate(made) if at != 401] == answers(row for row in rows if row != "bad")
+    assert max(handler.sizes) == 4
+    assert sum(size == 4 for size in handler.sizes) >= 200
 
 
 def test_the_size_of_batches_is_sampled(sessions):
