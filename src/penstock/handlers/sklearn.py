@@ -26,7 +26,7 @@ from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_e
 from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
 from penstock.io.files import without_secrets
-from penstock.rows import PredictionResult
+from penstock.rows import PredictionResult, without
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,7 +191,7 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
         self, bad: Mapping[int, Any], matrix: Any, model: BaseEstimator, inference_args: InferenceArgs
     ) -> Any:
         """The answers to all rows but the bad ones; None if those are refused, too, or there are none."""
-        good = [at for at in range(len(matrix)) if at not in bad]
+        good = without(range(len(matrix)), bad)
         with contextlib.suppress(ValueError):
             if good:
                 return put_together(len(matrix), [(good, super()._run(matrix[good], len(good), model, inference_args))])

@@ -5,6 +5,7 @@ push(block) -> Intake: to examples, prepared -> a lane to the model, with its wi
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,12 @@ from penstock.inference.ticket import Ticket, not_packed
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.rows import PredictionResult, let_through, safe_str, without
 from penstock.tables import table_of
+
+
+ANSWER_BYTES, FEWEST_ROWS = (
+    32 << 20,
+    4096,
+)  # of a piece of a table: the most bytes of its answers, about, and the fewest rows
 
 
 class Made(NamedTuple):
@@ -80,6 +87,7 @@ class InferenceStream:
         self._in_flight_bytes = 0
         self._answered = 0  # by the model, without those that it failed for
         self._pacer = Pacer()
+        self._table_rows = sys.maxsize  # in a piece of a table whose columns go to the model
         self._failed: dict[str, list[tuple[int, Any, Failure]]] = {}  # by output: position, row, why
         self._last: tuple[Passage, Sequence[int]] | None = None  # and where the rows stood with answers
         self._before_last = 0  # of the failed inferences, how many are of earlier passages
@@ -160,13 +168,12 @@ class InferenceStream:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
 
     def _pieces(self, block: Block) -> Iterator[Block]:
-        """Rows in pieces, so that what is made of them stays about one block. Columns that go to the model go whole."""
-        if is_table(block) and self._preparer is None:
-            yield block
-            return
-        at = 0
+        """Rows in pieces, so that what is made of them stays about one block. Columns that go to the model go whole, unless
+        their answers are wide."""
+        columns, at = is_table(block) and self._preparer is None, 0
         while at < row_count(block):
-            piece = slice_rows(block, at, min(at + self._pacer.rows, row_count(block)))
+            rows = self._table_rows if columns else self._pacer.rows
+            piece = slice_rows(block, at, min(at + rows, row_count(block)))
             at += row_count(piece)
             yield piece
 
@@ -240,9 +247,7 @@ class InferenceStream:
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes
-        good: Sequence[int] = range(pending.rows)
-        if ticket.failures:
-            good = [at for at in good if at not in ticket.failures]
+        good: Sequence[int] = without(range(pending.rows), ticket.failures)
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)
@@ -255,6 +260,8 @@ class InferenceStream:
         else:
             block = self._rows_out(pending, answers, good)
         kept = self._last[1]
+        if kept is good:  # nothing failed before the model, or behind it
+            return Made(block, without(passage.positions, ticket.failures))
         whole = len(kept) == len(passage.positions)
         return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
 
@@ -265,7 +272,9 @@ class InferenceStream:
         others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids} if ticket.other_ids else {}
         try:
             ids = model_ids_column(len(good), ticket.model_id, others)
-            return self._spec.output.add_to_table(table, pick(answers, good), ids)
+            made = self._spec.output.add_to_table(table, pick(answers, good), ids)
+            self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, made.nbytes - table.nbytes))
+            return made
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
         except Exception as exc:

@@ -39,7 +39,7 @@ class Passage:
         """Go on without the rows at these positions."""
         if not failed:
             return
-        stay = [at for at in range(row_count(self.rows)) if at not in failed]
+        stay = without(range(row_count(self.rows)), failed)
         self.rows = pick_rows(self.rows, stay)
         self.at = without(self.at, failed)
         for name in ("kept", "keys", "values", "weights", "lengths"):

@@ -29,7 +29,7 @@ from penstock.models.loading import LoadedModel, load
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
 from penstock.row_copies import own_rows
-from penstock.rows import PredictionResult, after, let_through, row_error, safe_str, shorten
+from penstock.rows import PredictionResult, after, let_through, row_error, safe_str, shorten, without
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -290,7 +290,7 @@ class ModelCopy:
         holds_back: bool,
     ) -> Outcome:
         """The batch once more, without the rows that are known to be bad."""
-        rest = [at for at in range(rows.count) if at not in bad]
+        rest = without(range(rows.count), bad)
         made = self.outcomes(pick_rows(rows.part(0, rows.count), rest), args, step, handling, retry, holds_back=holds_back)
         failures = self._failures(bad, step)
         return made._replace(
