@@ -29,7 +29,6 @@ from penstock.observe.metrics import MetricKey, Metrics
 from penstock.rows import PredictionResult, let_through, safe_str, without
 from penstock.tables import table_of
 
-
 ANSWER_BYTES, FEWEST_ROWS = (
     32 << 20,
     4096,
