@@ -29,10 +29,8 @@ from penstock.observe.metrics import MetricKey, Metrics
 from penstock.rows import PredictionResult, let_through, safe_str, without
 from penstock.tables import table_of
 
-ANSWER_BYTES, FEWEST_ROWS = (
-    32 << 20,
-    4096,
-)  # of a piece of a table: the most bytes of its answers, about, and the fewest rows
+# Of a piece of a table: the most bytes of its answers, about, and the fewest rows.
+ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
 class Made(NamedTuple):
@@ -272,7 +270,8 @@ class InferenceStream:
         try:
             ids = model_ids_column(len(good), ticket.model_id, others)
             made = self._spec.output.add_to_table(table, pick(answers, good), ids)
-            self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, made.nbytes - table.nbytes))
+            if not self._spec.fixed_batches:
+                self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, byte_size(made) - byte_size(table)))
             return made
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
