@@ -1019,6 +1019,14 @@ def test_the_size_of_batches_is_sampled(sessions):
     assert metrics.distribution("inference_request_batch_size").count == 2 * BYTES_SAMPLED_EVERY
 
 
+def test_the_first_batch_after_a_load_is_told_apart(sessions):
+    lane = open_session(sessions, Echo(max_batch_size=1)).join(Caller())
+    ask(lane, [1, 2, 3])
+    metrics = sessions.drain_metrics()
+    assert metrics.distribution("first_batch_latency_milli_secs").count == 1
+    assert metrics.distribution("inference_request_batch_size").count == 3
+
+
 def test_metrics_of_many_threads_add_up(sessions):
     handler = Echo(max_batch_size=7)
     session = open_session(sessions, handler, metrics_namespace="given")

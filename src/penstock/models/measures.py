@@ -26,17 +26,22 @@ class Measures:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._report = Report({}, {}, {})
+        self._first_batches = 0  # of models that were loaded, still to come
         self._sizes, self._latencies = Distribution(), Distribution()  # of every batch: not looked up by their names
 
     def loaded(self, seconds: float, size: int) -> None:
         self._record("load_model_latency_milli_secs", seconds * 1e3)
         self._record("model_byte_size", size)
+        self._first_batches += 1
 
     def ran(
         self, spans: list[Span[T]], seconds: float, *, size: int | None, failed: bool, out_of_memory: int | None
     ) -> None:
         """A batch, of so many bytes if that was looked at, is answered. `failed`: with failures among the answers."""
         rows, lengths = rows_in(spans), lengths_of(spans)
+        if self._first_batches:
+            self._first_batches -= 1
+            self._record("first_batch_latency_milli_secs", seconds * 1e3)
         self._sizes.record(rows)
         self._latencies.record(seconds * 1e6)
         if size is not None:
