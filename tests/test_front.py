@@ -336,8 +336,13 @@ def test_how_many_leave_in_a_row(seconds, options, left):
 
 
 def test_batches_of_a_size_that_is_searched_for_or_of_a_weight_leave_one_by_one():
-    searched = quick_front(1e-4, BatchLimits())
-    assert searched.take(0.0, idle=True, in_a_row=True) is not None
+    searched = Front(BatchLimits())
+    searched.opened("lane")
+    for _ in range(2):
+        searched.add(Entry("rows", 1000), "lane", 0.0)
+        spans, aim = searched.take(0.0, idle=False, in_a_row=True)
+        assert sum(span.stop - span.start for span in spans) == aim.rows
+        searched.ran(spans, aim, 1e-4, 0.0)
     weighed = Front(BatchLimits(max_size=4, max_weight=8, weigh=len))
     weighed.opened("lane")
     weighed.add(Entry("first", 4, weights=[1] * 4), "lane", 0.0)
