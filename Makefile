@@ -18,7 +18,7 @@ check: lint types test
 
 # What takes less than a minute: lint, types, and the tests of what decides and does nothing.
 quick: lint types
-	.venv-test/bin/python -m pytest -q $(PURE:%=tests/test_%.py)
+	.venv-test/bin/python -m pytest -q -k "not workers] and not worker-threads]" $(PURE:%=tests/test_%.py)
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .
