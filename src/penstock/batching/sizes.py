@@ -29,12 +29,11 @@ class SizeFinder:
     """Finds the best of a ladder of sizes. Ask for `size`, run a batch of it, and tell what came of it.
 
     `trend`: the rows change steadily from batch to batch, as they do from the longest to the shortest; the climb is then
-    slower, and surer. `least`: where it begins again at the lowest, when the world has changed.
+    slower, and surer.
     """
 
-    def __init__(self, ladder: Sequence[int], start: int, trend: bool = False, least: int = 1) -> None:
+    def __init__(self, ladder: Sequence[int], start: int, trend: bool = False) -> None:
         self._ladder = ladder
-        self._least = rung_of(least, ladder)
         self._trend = trend
         self._top = len(ladder) - 1
         self._known: dict[int, float] = {}  # rung -> log of throughput, compared with its neighbours in time
@@ -71,7 +70,7 @@ class SizeFinder:
             found = yield from self._watch(best)
             if found is None:  # the world has changed: forget what was, and begin again, a good deal lower
                 self._known.clear()
-                found = max(self._least, best - BACK), True
+                found = max(0, best - BACK), True
             at, up = found
 
     def _climb(self, at: int, stride: int) -> Generator[int, float, int]:
