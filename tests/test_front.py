@@ -93,7 +93,7 @@ class Process:
         self.sent.append(sent)
         entry = Entry(sent, size, group=sent.group)
         self.front.add(entry, caller, self.now)
-        while entry.taken < entry.size and len(self.running) < self.world.at_once and self.take(idle=False):
+        while entry.taken < entry.stop and len(self.running) < self.world.at_once and self.take(idle=False):
             pass
 
     def wait(self, caller):

@@ -4,7 +4,7 @@ from penstock.engines import LocalEngine
 from penstock.errors import BadRowsError, EngineError, PenstockError, RowError, UsageError
 from penstock.failures import Failure
 from penstock.inference.handler import ModelHandler
-from penstock.inference.keyed import KeyedModelHandler, MaybeKeyedModelHandler
+from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.files import InputFile
@@ -50,6 +50,7 @@ __all__ = [
     "Flatten",
     "GroupIntoBatches",
     "InputFile",
+    "KeyModelMapping",
     "KeyedModelHandler",
     "LocalEngine",
     "Map",

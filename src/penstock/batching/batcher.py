@@ -33,6 +33,7 @@ class Batcher(Generic[T]):
 
     def __init__(self, limits: BatchLimits, aim: Aim | None = None) -> None:
         self.waiting = 0  # rows
+        self._waiting_for: dict[Hashable, int] = {}  # the same by model, where there are any
         self._models: dict[Hashable, _Model[T]] = {}
         self._alone: deque[Entry[T]] = deque()
         self._ages: dict[float | None, list[_Place[T]]] = {}  # by max_wait: every group there is, and some used-up ones
@@ -62,9 +63,11 @@ class Batcher(Generic[T]):
 
     def add(self, entry: Entry[T], now: float) -> None:
         entry.arrived = now
-        if not entry.size:
+        if entry.taken == entry.stop:
             return
-        self.waiting += entry.size
+        rows = entry.stop - entry.taken
+        self.waiting += rows
+        self._waiting_for[entry.model] = self._waiting_for.get(entry.model, 0) + rows
         if entry.alone:
             self._alone.append(entry)
             return
@@ -94,9 +97,9 @@ class Batcher(Generic[T]):
         after which rows leave, too, that have no max_wait. `in_a_row`: up to so many full ones, if one entry has them."""
         if self._alone:
             entry = self._alone.popleft()
-            entry.taken = entry.size
-            self.waiting -= entry.size
-            return [Span(entry, 0, entry.size)]
+            self._left(entry.model, entry.stop - entry.start)
+            entry.taken = entry.stop
+            return [Span(entry, entry.start, entry.stop)]
         line = self._first_full(copy) if self._full else None
         if now > -math.inf:  # otherwise only full ones leave
             line = self._first_due(line, now, flush, linger)
@@ -121,6 +124,10 @@ class Batcher(Generic[T]):
                 found = other
         return found
 
+    def are_waiting(self, model: Hashable) -> bool:
+        """Whether rows for this model wait."""
+        return model in self._waiting_for
+
     def deadline(self, linger: float = math.inf) -> float | None:
         """When the oldest row will have waited long enough: the time to ask again."""
         times = []
@@ -133,7 +140,9 @@ class Batcher(Generic[T]):
     def discard(self, owner: Hashable) -> None:
         """Forget the rows, not yet taken, of an owner that has given up."""
         if any(entry.owner == owner for entry in self._alone):
-            self.waiting -= sum(entry.size for entry in self._alone if entry.owner == owner)
+            for entry in self._alone:
+                if entry.owner == owner:
+                    self._left(entry.model, entry.stop - entry.start)
             self._alone = deque(entry for entry in self._alone if entry.owner != owner)
         for line in self._lines.pop(owner, ()):
             before = line.group.rows
@@ -145,13 +154,20 @@ class Batcher(Generic[T]):
 
     def _shrank(self, line: _Line[T], before: int) -> None:
         """Rows of a group have left."""
-        self.waiting -= before - line.group.rows
+        self._left(line.key[0], before - line.group.rows)
         if line.group.rows:
             line.age = line.group.oldest, line.age[1]
         elif before:
             self._used_up += 1
             if self._used_up > SPARE and 2 * self._used_up > sum(map(len, self._ages.values())):
                 self._forget_used_up()
+
+    def _left(self, model: Hashable, rows: int) -> None:
+        """So many rows for a model wait no more."""
+        self.waiting -= rows
+        self._waiting_for[model] -= rows
+        if not self._waiting_for[model]:
+            del self._waiting_for[model]
 
     def _forget_used_up(self) -> None:
         for heap in self._ages.values():
@@ -227,7 +243,7 @@ class _Line(Generic[T]):
 
     __slots__ = ("age", "group", "key", "listed", "model")
 
-    def __init__(self, key: Hashable, model: _Model[T], group: _Group[T] | LengthGroup[T]) -> None:
+    def __init__(self, key: tuple[Hashable, Hashable, bool], model: _Model[T], group: _Group[T] | LengthGroup[T]) -> None:
         self.key = key
         self.model = model
         self.group = group
@@ -258,9 +274,9 @@ class _Group(Generic[T]):
 
     def add(self, entry: Entry[T]) -> None:
         self.entries.append(entry)
-        self.rows += entry.size - entry.taken
+        self.rows += entry.stop - entry.taken
         if entry.weights is not None:
-            self.weight += sum(entry.weights[entry.taken :])
+            self.weight += sum(entry.weights[entry.taken : entry.stop])
 
     @property
     def oldest(self) -> float:
@@ -271,7 +287,7 @@ class _Group(Generic[T]):
 
     def in_a_row(self, limits: BatchLimits, aim: Aim, most: int) -> Aim:
         """The aim for several full batches, if the first entry has them."""
-        batches = min(most, (self.entries[0].size - self.entries[0].taken) // aim.rows)
+        batches = min(most, (self.entries[0].stop - self.entries[0].taken) // aim.rows)
         return aim if limits.max_weight is not None or batches < 2 else Aim(batches * aim.rows)
 
     def discard(self, owner: Hashable) -> None:
@@ -287,7 +303,7 @@ class _Group(Generic[T]):
         while room and self.entries:
             entry = self.entries[0]
             start = entry.taken
-            stop = min(entry.size, start + room)
+            stop = min(entry.stop, start + room)
             if weight_left is not None and entry.weights is not None:
                 stop, used = _fit(entry.weights, start, stop, weight_left, first=not spans)
                 weight_left -= used
@@ -298,7 +314,7 @@ class _Group(Generic[T]):
             entry.taken = stop
             room -= stop - start
             self.rows -= stop - start
-            if stop < entry.size:
+            if stop < entry.stop:
                 break
             self.entries.popleft()
         return spans

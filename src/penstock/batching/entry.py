@@ -12,15 +12,19 @@ LOOKAHEAD = 4096, 262_144  # rows: the least and the most, where the user sets n
 
 
 class Entry(Generic[T]):
-    """Rows that one caller submitted together. The batcher sees numbers of them; `item` is the caller's own."""
+    """Rows that one caller submitted together, or those of them that are for one model. The batcher sees numbers of them;
+    `item` is the caller's own."""
 
-    __slots__ = ("alone", "arrived", "bytes", "group", "item", "lengths", "model", "owner", "size", "taken", "weights")
+    __slots__ = (
+        *("alone", "arrived", "bytes", "group", "item", "lengths", "model", "owner", "start", "stop", "taken", "weights"),
+    )
 
     def __init__(
         self,
         item: T,
-        size: int,
+        stop: int,
         *,
+        start: int = 0,
         weights: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
         group: Hashable = None,
@@ -30,8 +34,9 @@ class Entry(Generic[T]):
         owner: Hashable = None,
     ) -> None:
         self.item = item
-        self.size = size
-        self.weights = weights
+        self.start, self.stop = start, stop  # which rows of the item
+        self.taken = start  # rows before this one have left, or so many have
+        self.weights = weights  # of all rows of the item, and so are:
         self.lengths = lengths  # rows with lengths are batched with rows of like length
         self.group = group  # only rows of one group share a batch
         self.alone = alone  # this entry is a batch already
@@ -39,7 +44,6 @@ class Entry(Generic[T]):
         self.model = model  # that they are for, among those that are registered with limits of their own
         self.owner = owner  # who may give them up
         self.arrived = 0.0
-        self.taken = 0  # rows that have left
 
 
 class Span(NamedTuple, Generic[T]):

@@ -37,8 +37,8 @@ class FixedBatches(Generic[T]):
             yield from self.flush()
             self._group = entry.group
         start = 0
-        while start < entry.size:
-            stop = entry.size if entry.lengths is None else self._end_of_window(sizes, start)
+        while start < entry.stop:
+            stop = entry.stop if entry.lengths is None else self._end_of_window(sizes, start)
             self._batcher.add(_part(entry, start, stop, sum(sizes[start:stop])), 0.0)
             yield from self._take(flush=False)
             start = stop

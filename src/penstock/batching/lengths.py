@@ -38,15 +38,16 @@ class LengthGroup(Generic[T]):
     def add(self, entry: Entry[T]) -> None:
         assert entry.lengths is not None
         self._entries.append(entry)
-        self.rows += entry.size
+        rows = entry.stop - entry.start
+        self.rows += rows
         self.bytes += entry.bytes
-        self._order -= entry.size
-        order = self._order + entry.size - 1
-        self._gathering.extend([(length, order - at, entry, at) for at, length in enumerate(entry.lengths)])
+        self._order -= rows
+        order, lengths = self._order + entry.stop - 1, entry.lengths
+        self._gathering.extend([(lengths[at], order - at, entry, at) for at in range(entry.start, entry.stop)])
 
     @property
     def oldest(self) -> float:
-        while self._entries[0].taken == self._entries[0].size:
+        while self._entries[0].taken == self._entries[0].stop:
             self._entries.popleft()
         return self._entries[0].arrived
 
@@ -93,7 +94,7 @@ class LengthGroup(Generic[T]):
     def _spans(self, batch: list[_Row[T]]) -> list[Span[T]]:
         for _, _, entry, _ in batch:
             entry.taken += 1
-            if entry.taken == entry.size:
+            if entry.taken == entry.stop:
                 self.bytes -= entry.bytes
         self.rows -= len(batch)
         return [Span(entry, at, at + 1) for _, _, entry, at in batch]

@@ -270,6 +270,13 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
     def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
         """Raise when these arguments cannot be right. Called while the pipeline is built."""
 
+    def update_model_path(self, model_path: str) -> None:
+        """From now on this handler is for the model at another path, or with another name; it is loaded in the same way.
+        Called on a copy of the user's handler, before load_model(): for a model for each key, and for models that change."""
+        raise UsageError(
+            f"{type(self).__name__} cannot be told another path: it must define update_model_path(self, model_path)"
+        )
+
     def share_model_across_processes(self) -> bool:
         """Whether all processes of the machine should share one copy, or model_copies() of them, in processes of their
         own."""

@@ -216,7 +216,7 @@ class InferenceSession:
             if self._threads:
                 self._changed.notify_all()
                 return
-            while entry.taken < entry.size and self._run_next(idle=False):
+            while entry.taken < entry.stop and self._run_next(idle=False):
                 pass
 
     def wait(self, ticket: Ticket, caller: Caller) -> None:

@@ -89,6 +89,10 @@ class Front(Generic[T]):
         """How many wait."""
         return self._batcher.waiting
 
+    def are_waiting(self, model: Hashable) -> bool:
+        """Whether rows for this model do."""
+        return self._batcher.are_waiting(model)
+
     def add(self, entry: Entry[T], lane: Hashable, now: float) -> None:
         entry.owner = lane
         self._batcher.add(entry, now)

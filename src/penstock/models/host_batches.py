@@ -53,7 +53,7 @@ class Parcels:
 
     def submitted(self, entry: Entry[Parcel], now: float) -> None:
         lane = entry.item.client, entry.item.lane
-        self._left[entry.item.number] = entry.size
+        self._left[entry.item.number] = self._left.get(entry.item.number, 0) + entry.stop - entry.start
         self._of.setdefault(lane, set()).add(entry.item.number)
         self._front.add(entry, lane, now)
 

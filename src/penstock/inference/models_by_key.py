@@ -1,0 +1,288 @@
+"""Many models behind one step: which key has which model, and what they have in common."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.batching.limits import BatchLimits
+from penstock.errors import UsageError
+from penstock.inference.handler import ModelHandler, output_of, variables_of
+from penstock.models.residency import Budget
+
+Handler = ModelHandler[Any, Any, Any]
+
+SHOWN = 5  # keys, in an error
+FREE_SHARE = 0.5  # of the memory that is free, where the user sets no budget
+
+
+class ModelsByKey(ModelHandler[Any, Any, Any]):
+    """The models of a KeyedModelHandler, as one handler: it says what all of them have in common. Models go by name, which
+    is text; no model is ever loaded by this handler itself."""
+
+    def __init__(self, of_key: OfKey, default: Handler | None, budget: Budget, key_column: str | None) -> None:
+        self.budget = budget
+        self.key_column = key_column
+        self._of_key = of_key
+        self._default = default
+        kinds = [*of_key.kinds(), *([] if default is None else [default])]
+        first = self._first = kinds[0]
+        self.wraps_answers = first.wraps_answers
+        self.retry_safe = all(kind.retry_safe for kind in kinds)
+        self._env_vars = variables_of(first)
+        self._columns = first._columns
+        self._output_column, self._output_prefix = first._output_column, first._output_prefix
+        self._own_limits = _own_limits(of_key, default, _limits_of(first))
+        self._at_once = min(kind.max_concurrent_batches() for kind in kinds)
+        self._shared = any(kind.share_model_across_processes() for kind in kinds)
+        self._model_copies = max((n for kind in kinds if (n := kind.model_copies()) is not None), default=None)
+        self._prepares = any(kind.prepares() for kind in kinds)
+        self._measures = any(kind.measures_length() for kind in kinds)
+        self._functions = max(len(k.get_preprocess_fns()) for k in kinds), max(len(k.get_postprocess_fns()) for k in kinds)
+        for kind in kinds[1:]:
+            _check_alike(first, kind)
+
+    # Which model.
+
+    def model_of(self, key: Any) -> str:
+        """The name of a key's model; LookupError if it has none."""
+        try:
+            return self._of_key.name(key)
+        except (LookupError, TypeError) as exc:  # TypeError: it cannot be hashed, or is no text
+            if self._default is not None:
+                return DEFAULT
+            raise LookupError(f"no model for the key {key!r}: {exc}") from None
+
+    def handler_of(self, model: str) -> Handler:
+        """The handler of a model."""
+        if model == DEFAULT:
+            assert self._default is not None
+            return self._default
+        return self._of_key.handler(model)
+
+    def own_limits(self) -> Mapping[str, tuple[BatchLimits, bool]]:
+        """By name, of models whose batches are not limited like those of most: their limits, and whether rows have lengths."""
+        return self._own_limits
+
+    @property
+    def functions(self) -> tuple[int, int]:
+        """How many functions at most a model has in front of it, and behind it."""
+        return self._functions
+
+    def passes_rows_on(self) -> bool:
+        """Whether every model takes the rows just as they are: nothing is prepared, measured or taken from columns."""
+        limits = [_limits_of(self._first), *(limits for limits, _ in self._own_limits.values())]
+        weighs = any(each.max_weight is not None for each in limits)
+        return not (self._prepares or self._measures or weighs or self._functions[0])
+
+    def describe(self) -> str:
+        return self._of_key.describe()
+
+    # What all have in common, for whoever asks a handler.
+
+    def load_model(self) -> Any:
+        raise AssertionError("models are loaded by name")
+
+    def run_inference(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any] | None = None) -> Any:
+        raise AssertionError("models are called by name")
+
+    def prepares(self) -> bool:
+        return self._prepares
+
+    def measures_length(self) -> bool:
+        return self._first.measures_length()
+
+    def input_columns(self) -> tuple[str, ...] | None:
+        return self._first.input_columns()
+
+    def takes_columns(self) -> bool | str:
+        return self._first.takes_columns() if self.key_column is not None else False
+
+    def check_columns(self, schema: Any) -> None:
+        if self.key_column is not None and self.key_column not in schema.names:
+            raise UsageError(f"there is no column {self.key_column!r} (key_column=): the rows have {list(schema.names)}")
+        self._first.check_columns(schema)
+
+    def model_files(self) -> Sequence[str]:
+        return list(self._of_key.files())
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        return self._first.batch_elements_kwargs()
+
+    def max_concurrent_batches(self) -> int:
+        return self._at_once
+
+    def prepares_ahead(self) -> bool:
+        return self._first.prepares_ahead()
+
+    def new_shapes_cost(self) -> bool:
+        return self._first.new_shapes_cost()
+
+    def get_metrics_namespace(self) -> str:
+        return self._first.get_metrics_namespace()
+
+    def get_resource_hints(self) -> Mapping[str, Any]:
+        return self._first.get_resource_hints()
+
+    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
+        for kind in self._of_key.kinds():
+            kind.validate_inference_args(inference_args)
+
+    def share_model_across_processes(self) -> bool:
+        return self._shared
+
+    def accelerator(self) -> str | None:
+        return self._first.accelerator()
+
+
+DEFAULT = "(default)"
+
+
+class OfKey:
+    """Which model a key has."""
+
+    def kinds(self) -> Sequence[Handler]:
+        """Every handler there is; of models that differ in their files alone, one."""
+        raise NotImplementedError
+
+    def name(self, key: Any) -> str:
+        raise NotImplementedError
+
+    def handler(self, name: str) -> Handler:
+        raise NotImplementedError
+
+    def named_kinds(self) -> Iterator[tuple[str, Handler]]:
+        """Those that may differ from the first, by name."""
+        return iter(())
+
+    def files(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class Mapped(OfKey):
+    """Keys that the user lists, some for each handler."""
+
+    def __init__(self, mappings: Sequence[tuple[Sequence[Any], Handler]]) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._names: dict[Any, str] = {}
+        for keys, handler in mappings:
+            name = _new_name(str(keys[0]), self._handlers)
+            self._handlers[name] = handler
+            for key in keys:
+                if key in self._names:
+                    raise UsageError(f"the key {key!r} is in two mappings; give each key one model")
+                self._names[key] = name
+
+    def kinds(self) -> Sequence[Handler]:
+        return list(self._handlers.values())
+
+    def name(self, key: Any) -> str:
+        try:
+            return self._names[key]
+        except KeyError:
+            known = ", ".join(repr(each) for each in list(self._names)[:SHOWN])
+            more = f" and {len(self._names) - SHOWN:,} more" if len(self._names) > SHOWN else ""
+            raise LookupError(f"the handler has models for {known}{more}") from None
+
+    def handler(self, name: str) -> Handler:
+        return self._handlers[name]
+
+    def named_kinds(self) -> Iterator[tuple[str, Handler]]:
+        return iter(self._handlers.items())
+
+    def files(self) -> Iterator[str]:
+        return (file for handler in self._handlers.values() for file in handler.model_files())
+
+    def describe(self) -> str:
+        return f"{len(self._handlers):,} models for {len(self._names):,} keys"
+
+
+class Pattern(OfKey):
+    """A file for each key, by its name."""
+
+    def __init__(self, pattern: str, handler: Handler) -> None:
+        self._pattern = pattern
+        self._handler = handler
+        self._is_local = "://" not in pattern
+        self._seen: set[str] = set()
+        self.handler("key")  # a handler that cannot be told another path says so now
+
+    def kinds(self) -> Sequence[Handler]:
+        return [self._handler]
+
+    def name(self, key: Any) -> str:
+        name = str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) else ""
+        if name in self._seen:
+            return name
+        if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
+            raise LookupError("a key is text or a whole number, and part of the name of one file")
+        if self._is_local and not os.path.exists(self._path(name)):
+            raise LookupError(f"there is no {self._path(name)}")
+        self._seen.add(name)
+        return name
+
+    def handler(self, name: str) -> Handler:
+        changed = copy.copy(self._handler)
+        changed.update_model_path(self._path(name))
+        return changed
+
+    def files(self) -> Iterator[str]:
+        if self._is_local:
+            before, _, after = self._pattern.partition("{key}")
+            folder, begin = os.path.split(before)
+            yield from sorted(str(path) for path in Path(folder or ".").glob(f"{_plain(begin)}*{_plain(after)}"))
+
+    def describe(self) -> str:
+        return f"a model for each key, {self._pattern}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": set()}
+
+    def _path(self, name: str) -> str:
+        return self._pattern.replace("{key}", name)
+
+
+def _plain(text: str) -> str:
+    """For a glob that means just this text."""
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def _new_name(name: str, taken: Mapping[str, object]) -> str:
+    while name in taken or name == DEFAULT:
+        name += "'"
+    return name
+
+
+def _limits_of(handler: Handler) -> tuple[BatchLimits, bool]:
+    return BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()), handler.measures_length()
+
+
+def _own_limits(
+    of_key: OfKey, default: Handler | None, common: tuple[BatchLimits, bool]
+) -> dict[str, tuple[BatchLimits, bool]]:
+    named = [*of_key.named_kinds(), *([] if default is None else [(DEFAULT, default)])]
+    return {name: limits for name, kind in named if (limits := _limits_of(kind)) != common}
+
+
+def _check_alike(one: Handler, other: Handler) -> None:
+    """Their answers leave by one output, in one form, and their processes are the same."""
+    for what, first, second in [
+        ("columns=", one.input_columns(), other.input_columns()),
+        ("output_column= and output_prefix=", output_of(one), output_of(other)),
+        ("PredictionResults (wraps_answers)", one.wraps_answers, other.wraps_answers),
+        ("takes_columns()", one.takes_columns(), other.takes_columns()),
+        ("accelerator()", one.accelerator(), other.accelerator()),
+        ("env_vars=", dict(variables_of(one)), dict(variables_of(other))),
+    ]:
+        if first != second:
+            raise UsageError(
+                f"the handlers of one KeyedModelHandler must agree in {what}: {type(one).__name__} has {first!r}, "
+                f"{type(other).__name__} {second!r}"
+            )

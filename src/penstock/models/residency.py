@@ -1,0 +1,324 @@
+"""Which of many models are loaded in a place, and which rows wait for one that is not. Pure: the time is passed in.
+
+    rows -> their model is here: the front of its copy
+         -> it is not: they wait in this object, until what decide() says has been done
+
+Rows of models that are here run before a load is paid. What is loaded next is the model of the row that has waited longest,
+and then all rows run that wait for it; so a model is loaded about once for as many rows as may wait. Who has to go for it is
+the model that was needed longest ago, of those that nobody uses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from penstock.batching.entry import Entry
+
+T = TypeVar("T")
+
+PATIENCE = 1.0  # seconds that rows wait for a model while all that are loaded are given new rows
+LOADS_AT_ONCE = 2  # in a copy
+ATTEMPTS = 3  # to load a model, before its rows fail
+
+Model: TypeAlias = Hashable
+
+
+class Budget(NamedTuple):
+    """What the models of a place may take; None: no limit."""
+
+    bytes: int | None = None  # of all copies together
+    models: int | None = None  # in each copy
+    of_each: bool = False  # copy are the bytes: they are on devices of their own
+
+    def shared(self, places: int) -> Budget:
+        """Of one of several places that have it together."""
+        return self if self.bytes is None else self._replace(bytes=max(1, self.bytes // places))
+
+
+class Load(NamedTuple):
+    model: Model
+    copy: int
+
+
+class Unload(NamedTuple):
+    model: Model
+    copy: int
+
+
+class Admit(NamedTuple):
+    """The rows that wait for this model go to the front of its copy: take() gives them."""
+
+    model: Model
+    copy: int
+
+
+class Refuse(NamedTuple):
+    """Nobody will answer the rows that wait for this model: take() gives them."""
+
+    model: Model
+    too_large: bool  # for the budget; else it could not be loaded, and whoever tried knows why
+
+
+Step: TypeAlias = Load | Unload | Admit | Refuse
+
+
+@dataclass(slots=True)
+class Use:
+    """What a model has cost so far."""
+
+    bytes: int = 0  # when it was last loaded
+    loads: int = 0
+    unloads: int = 0
+    hits: int = 0  # blocks of rows that found it loaded
+    seconds: float = 0.0  # of loading
+    failed: int = 0  # attempts to load it, one after the other
+    alone: bool = False  # a process died while it loaded: next time nothing else loads beside it
+
+
+@dataclass(slots=True)
+class _Held:
+    """A model in a copy: it is loaded, or will be soon."""
+
+    copy: int
+    bytes: int  # known, or guessed while it loads
+    loading: bool = True
+    admitting: bool = False  # the rows that waited for it are about to be let in
+    closing: bool = False  # new rows wait, so that it can be unloaded
+
+
+class Residency(Generic[T]):
+    """Of one place: a process, or the copies of a host. `in_use(model)`: whether rows of it were let in and are not
+    answered; such a model is not unloaded."""
+
+    def __init__(
+        self, budget: Budget, in_use: Callable[[Model], bool], *, copies: int = 1, at_once: int = LOADS_AT_ONCE
+    ) -> None:
+        self.budget = budget
+        self.uses: dict[Model, Use] = {}
+        self._in_use = in_use
+        self._at_once = at_once
+        self._ready = [False] * copies
+        self._bytes = [0] * copies
+        self._models = [0] * copies
+        self._loading: dict[Model, int] = {}
+        self._held: OrderedDict[Model, _Held] = OrderedDict()  # the one that was needed longest ago first
+        self._absent: OrderedDict[Model, list[Entry[T]]] = OrderedDict()  # the one whose oldest row is oldest first
+        self._closing: Model | None = None
+        self._seen = 0, 0  # models whose size is known, and the bytes of all of them
+
+    # Rows.
+
+    def add(self, entry: Entry[T], now: float) -> int | None:
+        """The copy whose front these rows may go to; None: they wait here."""
+        held = self._held.get(entry.model)
+        if held is not None and not held.loading and not held.closing:
+            self._held.move_to_end(entry.model)
+            self._use(entry.model).hits += 1
+            return held.copy
+        entry.arrived = now
+        self._absent.setdefault(entry.model, []).append(entry)
+        return None
+
+    def discard(self, owner: Hashable) -> None:
+        """Forget the rows of an owner that has given up."""
+        for model, entries in list(self._absent.items()):
+            kept = [entry for entry in entries if entry.owner != owner]
+            if kept or not entries:
+                self._absent[model] = kept
+            else:
+                del self._absent[model]
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether rows wait for models that are not here."""
+        return bool(self._absent)
+
+    def copy_of(self, model: Model) -> int | None:
+        """The copy in which a model can be called now."""
+        held = self._held.get(model)
+        return None if held is None or held.loading else held.copy
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is loaded or being loaded."""
+        return sum(self._bytes)
+
+    def is_refused(self, model: Model) -> bool:
+        """Whether its rows cannot be answered: it was tried too often, or is too large."""
+        use = self.uses.get(model)
+        return use is not None and (use.failed >= ATTEMPTS or self._is_too_large(use.bytes))
+
+    # What processes do.
+
+    def ready(self, copy: int) -> None:
+        """Models can be loaded there."""
+        self._ready[copy] = True
+
+    def loaded(self, model: Model, size: int, seconds: float) -> None:
+        """It is there; decide() says what becomes of the rows that wait for it."""
+        held, use = self._held[model], self._use(model)
+        del self._loading[model]
+        if not use.bytes:
+            self._seen = self._seen[0] + 1, self._seen[1] + size
+        self._bytes[held.copy] += size - held.bytes
+        held.bytes, held.loading, held.admitting = size, False, model in self._absent
+        use.bytes, use.loads, use.seconds, use.failed, use.alone = size, use.loads + 1, use.seconds + seconds, 0, False
+        self._held.move_to_end(model)
+        if model in self._absent:
+            self._absent.move_to_end(model, last=False)
+
+    def load_failed(self, model: Model) -> None:
+        """It is tried again, unless it has failed too often."""
+        self._drop(model)
+        self._use(model).failed += 1
+
+    def lost(self, copy: int) -> list[Model]:
+        """The process of a copy is gone, with all its models; those that were loading. If it was one alone, that counts as a
+        failed attempt."""
+        self._ready[copy] = False
+        loading = [model for model, where in self._loading.items() if where == copy]
+        for model in [model for model, held in self._held.items() if held.copy == copy]:
+            self._drop(model)
+            if self._in_use(model):
+                self._absent.setdefault(model, [])
+                self._absent.move_to_end(model, last=False)
+        for model in loading:
+            self._use(model).alone = True
+            self._use(model).failed += len(loading) == 1
+        return loading
+
+    def take(self, model: Model) -> list[Entry[T]]:
+        """The rows that wait for it, which wait no more."""
+        if (held := self._held.get(model)) is not None:
+            held.admitting = False
+        return self._absent.pop(model, [])
+
+    # What to do now.
+
+    def decide(self, now: float) -> list[Step]:
+        """What is to be done, in this order; it counts as begun."""
+        steps: list[Step] = [*map(self._unload, self._too_much())]
+        for model, entries in self._absent.items():
+            if model in self._loading:
+                continue
+            if self.is_refused(model):
+                steps += [self._unload(model)] if model in self._held else []
+                steps.append(Refuse(model, self._is_too_large(self._use(model).bytes)))
+            elif (held := self._held.get(model)) is not None:
+                if not held.closing or not self._in_use(model):
+                    self._reopen(model)
+                    steps.append(Admit(model, held.copy))
+            elif (copy := self._free_copy(model)) is None:
+                break
+            elif (victims := self._victims(model, copy)) is None:
+                self._make_way(entries, now)
+                break
+            else:
+                steps += [*map(self._unload, victims), Load(model, copy)]
+                self._hold(model, copy)
+        return steps
+
+    def next_time(self) -> float | None:
+        """When decide() should be asked again, if nothing happens before."""
+        first = next(iter(self._absent.values()), None)
+        return first[0].arrived + PATIENCE if first and self._closing is None and not self._loading else None
+
+    def _too_much(self) -> list[Model]:
+        """What goes because others turned out larger than was guessed."""
+        if self.budget.bytes is None:
+            return []
+        used = self._bytes if self.budget.of_each else [sum(self._bytes)]
+        over = [each - self.budget.bytes for each in used]
+        victims: list[Model] = []
+        for model, held in self._held.items() if max(over) > 0 else ():
+            at = held.copy if self.budget.of_each else 0
+            if over[at] > 0 and self._is_idle(model, held):
+                victims.append(model)
+                over[at] -= held.bytes
+        return victims
+
+    def _is_idle(self, model: Model, held: _Held) -> bool:
+        return not (held.loading or held.admitting or self._in_use(model))
+
+    def _free_copy(self, model: Model) -> int | None:
+        """The copy that may load it now: of those that load few, the one that holds least."""
+        alone = not self._seen[0] or self._use(model).alone or any(self._use(other).alone for other in self._loading)
+        if alone and self._loading:
+            return None  # the first one is measured alone, and one that may kill its process is, too
+        loading = list(self._loading.values())
+        free = [copy for copy, ready in enumerate(self._ready) if ready and loading.count(copy) < self._at_once]
+        return min(free, key=lambda copy: self._bytes[copy], default=None)
+
+    def _victims(self, model: Model, copy: int) -> list[Model] | None:
+        """What has to go for it; None if not enough can."""
+        free, room = self._room(copy), self._guess(model)
+        victims: list[Model] = []
+        candidates = iter(self._held.items())
+        while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):
+            for victim, held in candidates:
+                matters = held.copy == copy or (free[1] >= 1 and not self.budget.of_each)
+                if matters and self._is_idle(victim, held):
+                    break
+            else:
+                return None
+            victims.append(victim)
+            free = free[0] + held.bytes, free[1] + (held.copy == copy)
+        return victims
+
+    def _room(self, copy: int) -> tuple[float, float]:
+        """The bytes and the models that a copy may still take."""
+        used = self._bytes[copy] if self.budget.of_each else sum(self._bytes)
+        limit, most = self.budget.bytes, self.budget.models
+        return (
+            float("inf") if limit is None else limit - used,
+            float("inf") if most is None else most - self._models[copy],
+        )
+
+    def _make_way(self, entries: list[Entry[T]], now: float) -> None:
+        """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
+        if self._closing is None and (not entries or now >= entries[0].arrived + PATIENCE):
+            for model, held in self._held.items():
+                if not held.loading:
+                    held.closing, self._closing = True, model
+                    return
+
+    def _reopen(self, model: Model) -> None:
+        self._held[model].closing, self._held[model].admitting = False, True
+        if self._closing == model:
+            self._closing = None
+
+    def _hold(self, model: Model, copy: int) -> None:
+        self._held[model] = _Held(copy, self._guess(model))
+        self._loading[model] = copy
+        self._bytes[copy] += self._held[model].bytes
+        self._models[copy] += 1
+
+    def _unload(self, model: Model) -> Unload:
+        self._use(model).unloads += 1
+        return Unload(model, self._drop(model))
+
+    def _drop(self, model: Model) -> int:
+        held = self._held.pop(model)
+        self._bytes[held.copy] -= held.bytes
+        self._models[held.copy] -= 1
+        self._loading.pop(model, None)
+        if self._closing == model:
+            self._closing = None
+        return held.copy
+
+    def _guess(self, model: Model) -> int:
+        """How large it will be: as large as it was, or as others are."""
+        models, total = self._seen
+        return self._use(model).bytes or (total // models if models else 0)
+
+    def _is_too_large(self, size: int) -> bool:
+        return self.budget.bytes is not None and size > self.budget.bytes
+
+    def _use(self, model: Model) -> Use:
+        use = self.uses.get(model)
+        if use is None:
+            use = self.uses[model] = Use()
+        return use
