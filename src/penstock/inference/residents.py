@@ -1,0 +1,60 @@
+"""The models of a step that are loaded in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.batching.limits import BatchLimits
+from penstock.inference.handler import ModelHandler
+from penstock.inference.model import ModelCopy
+from penstock.inference.models_by_key import ModelsByKey
+from penstock.models.loading import LoadedModel
+
+
+class Residents:
+    """By name; the only model of a step that has one is called None. Which of many are loaded is decided elsewhere
+    (models/residency.py); loads of different models may run at once, in threads."""
+
+    def __init__(
+        self, step: str, handler: ModelHandler[Any, Any, Any], *, watched: bool = False, prepared: bool = False
+    ) -> None:
+        """As for a ModelCopy."""
+        self._step = step
+        self._handler = handler
+        self._how = {"watched": watched, "prepared": prepared}
+        self._copies: dict[str | None, ModelCopy] = {}
+
+    def copy(self, model: str | None) -> ModelCopy:
+        """A model that is loaded, or is about to be."""
+        found = self._copies.get(model)
+        if found is None:
+            found = self._copies[model] = self._new(model)
+        return found
+
+    def load(self, model: str | None) -> LoadedModel:
+        """Load it; ModelLoadError if that fails."""
+        try:
+            loaded = self.copy(model).load()
+        except BaseException:
+            self.unload(model)
+            raise
+        assert loaded is not None, "one load for each model"
+        return loaded
+
+    def unload(self, model: str | None) -> None:
+        """Let go of it. Nobody uses it."""
+        copy = self._copies.pop(model, None)
+        if copy is not None:
+            copy.close()
+
+    def close(self) -> None:
+        for copy in list(self._copies.values()):
+            copy.close()
+
+    def _new(self, model: str | None) -> ModelCopy:
+        handler = self._handler
+        if model is not None:
+            assert isinstance(handler, ModelsByKey)
+            handler = handler.handler_of(model)
+        buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
+        return ModelCopy(self._step, handler, buckets, **self._how)
