@@ -46,12 +46,11 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
         "8GB"; by default half of what is free. default: for keys that no mapping has; without it such rows fail.
         key_column: rows are records, or tables, and this column of them is the key."""
         if isinstance(unkeyed, ModelHandler):
-            given = {"max_models_per_worker_hint": max_models_per_worker_hint, "memory_budget": memory_budget}
-            given |= {"default": default, "key_column": key_column}
+            given: dict[str, object] = {"max_models_per_worker_hint": max_models_per_worker_hint}
+            given |= {"memory_budget": memory_budget, "default": default, "key_column": key_column}
             if names := [name for name, value in given.items() if value is not None]:
-                raise UsageError(
-                    f"{names[0]}= is for a model for each key; give a list of KeyModelMapping, or from_pattern()"
-                )
+                what = "a model for each key: a list of KeyModelMapping, or from_pattern()"
+                raise UsageError(f"{type(self).__name__}({type(unkeyed).__name__}(...), {names[0]}=...) is for {what}")
             _check_inner(type(self), unkeyed)
             self.unkeyed: Handler = unkeyed
             return
@@ -103,7 +102,7 @@ class MaybeKeyedModelHandler(KeyedModelHandler):
         super().__init__(unkeyed)
 
 
-def _mapped(cls: type, mappings: object) -> Mapped:
+def _mapped(cls: type, mappings: Any) -> Mapped:
     is_list = isinstance(mappings, Sequence) and not isinstance(mappings, (str, bytes))
     if not is_list or not mappings or not all(isinstance(each, KeyModelMapping) for each in mappings):
         raise UsageError(f"{cls.__name__}({mappings!r}): expected a ModelHandler, or a list of KeyModelMapping")

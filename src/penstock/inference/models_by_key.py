@@ -65,7 +65,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         return self._of_key.handler(model)
 
     def own_limits(self) -> Mapping[str, tuple[BatchLimits, bool]]:
-        """By name, of models whose batches are not limited like those of most: their limits, and whether rows have lengths."""
+        """Of models whose batches are not limited like those of most, by name: the limits, and whether rows have lengths."""
         return self._own_limits
 
     @property
@@ -75,8 +75,8 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
 
     def passes_rows_on(self) -> bool:
         """Whether every model takes the rows just as they are: nothing is prepared, measured or taken from columns."""
-        limits = [_limits_of(self._first), *(limits for limits, _ in self._own_limits.values())]
-        weighs = any(each.max_weight is not None for each in limits)
+        limits = [_limits_of(self._first), *self._own_limits.values()]
+        weighs = any(each.max_weight is not None for each, _ in limits)
         return not (self._prepares or self._measures or weighs or self._functions[0])
 
     def describe(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.answers import as_rows, pick, put_together
 from penstock.blocks import Block, row_count
@@ -17,17 +17,21 @@ from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
 
 
+Part: TypeAlias = tuple[str, int, int]  # a model's name, and which rows are for it: from, to
+
+
 class Ticket:
     """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
     A row that failed has a failure instead of an answer."""
 
     __slots__ = (
-        *("block", "error", "failures", "gathering", "missing", "model_id", "other_ids", "sizes", "step"),
+        *("block", "error", "failures", "gathering", "missing", "model_id", "other_ids", "parts", "sizes", "step"),
         *("_listed", "_pieces", "_rows"),
     )
 
-    def __init__(self, block: Block, sizes: Sequence[int] | None = None) -> None:
+    def __init__(self, block: Block, sizes: Sequence[int] | None = None, parts: Sequence[Part] | None = None) -> None:
         self.block = block  # what the model is given
+        self.parts = parts  # of several models, whose rows these are, one after the other; None: of one
         self.sizes = sizes  # bytes of each row as it came, where batches are formed by them
         self.step = ""  # whose rows they are: its lane says so when it takes them
         self.missing = self._rows = row_count(block)
