@@ -164,6 +164,8 @@ class Batcher(Generic[T]):
 
     def _left(self, model: Hashable, rows: int) -> None:
         """So many rows for a model wait no more."""
+        if not rows:
+            return
         self.waiting -= rows
         self._waiting_for[model] -= rows
         if not self._waiting_for[model]:

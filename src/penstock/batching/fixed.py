@@ -36,9 +36,9 @@ class FixedBatches(Generic[T]):
         if entry.group != self._group:
             yield from self.flush()
             self._group = entry.group
-        start = 0
+        start = entry.start
         while start < entry.stop:
-            stop = entry.stop if entry.lengths is None else self._end_of_window(sizes, start)
+            stop = entry.stop if entry.lengths is None else self._end_of_window(sizes, start, entry.stop)
             self._batcher.add(_part(entry, start, stop, sum(sizes[start:stop])), 0.0)
             yield from self._take(flush=False)
             start = stop
@@ -54,9 +54,9 @@ class FixedBatches(Generic[T]):
         if not self._batcher.waiting:
             self._bytes = 0
 
-    def _end_of_window(self, sizes: Sequence[int], start: int) -> int:
+    def _end_of_window(self, sizes: Sequence[int], start: int, stop: int) -> int:
         """The row, from `start`, before which the window is full, or the rows end."""
-        last = min(len(sizes), start + self._batcher.aim_of().lookahead - self._batcher.waiting)
+        last = min(stop, start + self._batcher.aim_of().lookahead - self._batcher.waiting)
         for at in range(start, last):
             self._bytes += sizes[at]
             if self._bytes >= self._most_bytes:

@@ -17,12 +17,15 @@ from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, pick_ro
 from penstock.errors import NotShippableError, StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.columns import model_ids_column
+from penstock.inference.forming import FormingLane
 from penstock.inference.guard import Guard
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.intake import Intake, Passage, examples_in
 from penstock.inference.lane import Lane
+from penstock.inference.model_ways import ModelWays, OwnFunctions
+from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing, join_keys
-from penstock.inference.preparing import Preparer
+from penstock.inference.preparing import Preparers
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, not_packed
 from penstock.observe.metrics import MetricKey, Metrics
@@ -41,6 +44,13 @@ class Made(NamedTuple):
     failed: str | None = None  # the name of the output that failures go to; None: answers
 
 
+class Beside(NamedTuple):
+    """What goes beside answers to the functions behind the model."""
+
+    keys: list[Any] | None = None
+    models: list[str] | None = None
+
+
 @dataclass(slots=True)
 class Pending:
     """Rows in flight."""
@@ -57,22 +67,33 @@ class InferenceStream:
     open_stream() makes it."""
 
     def __init__(
-        self, spec: InferenceSpec, lane: Lane, guard: Guard, preparer: Preparer | None = None, copies: int = 1
+        self,
+        spec: InferenceSpec,
+        lane: Lane,
+        guard: Guard,
+        preparers: Preparers,
+        copies: int = 1,
+        window: int = 0,
     ) -> None:
-        """`copies`: of the model that this process has to keep busy."""
+        """`copies`: of the model that this process has to keep busy. `window`: rows in flight, at least."""
         self.rows_in = 0  # that came to the model, or failed before it
         self.metrics = Metrics()  # of these rows: they count when the bundle does
         self._spec = spec
         self._step = lane.step
         self._path = spec.path
         self._lane = lane
+        self._forming = lane if spec.by_key is not None and isinstance(lane, FormingLane) else None
         self._guard = guard
-        self._preparer = preparer
-        self._intake = Intake(spec, guard, preparer, self._note_preprocessing)
+        self._preparers = preparers
+        by_model = None
+        if spec.by_key is not None:
+            by_model = ModelWays(spec, spec.by_key, guard, preparers.of_model, self._note_preprocessing)
+        self._intake = Intake(spec, guard, preparers.of_step, self._note_preprocessing, by_model)
         limits = spec.limits
         at_once = copies * (1 + concurrent_batches(spec.handler))
         by_length = spec.handler.measures_length()
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if by_length else limits.max_size or MAX_ROWS)
+        self._window = max(self._window, window)
         self._window_bytes = 2 * limits.lookahead_bytes
         if spec.fixed_batches:
             self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
@@ -101,10 +122,12 @@ class InferenceStream:
         else:
             whole = is_table(block) and self._columns
             way_in: Callable[[Any, Sequence[int]], Passage] = self._intake.table if whole else self._intake.rows
-            for piece in self._pieces(block if whole else rows_of(block)):
+            for piece in self._pieces(block if whole else rows_of(block), first):
                 positions = range(first, first + row_count(piece))
                 first = positions.stop
                 self._submit(way_in(piece, positions))
+                if self._forming is not None and first % WINDOW == 0:
+                    self._forming.flush()
                 yield from self._ready()
         yield from self._ready()
         yield from self._take_failed()
@@ -132,8 +155,7 @@ class InferenceStream:
     def close(self) -> None:
         """Whatever happened; what is in flight, nobody wants."""
         self._lane.close()
-        if self._preparer is not None:
-            self._preparer.close()
+        self._preparers.close()
 
     # For progress: read from other threads. What changes meanwhile makes the numbers too small, never too large.
 
@@ -164,12 +186,14 @@ class InferenceStream:
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
 
-    def _pieces(self, block: Block) -> Iterator[Block]:
+    def _pieces(self, block: Block, first: int) -> Iterator[Block]:
         """Rows in pieces, so that what is made of them stays about one block. Columns that go to the model go whole, unless
-        their answers are wide."""
-        columns, at = is_table(block) and self._preparer is None, 0
+        their answers are wide. `first`: the position of the first row."""
+        columns, at = is_table(block) and not self._spec.handler.prepares(), 0
         while at < row_count(block):
             rows = self._table_rows if columns else self._pacer.rows
+            if self._forming is not None:
+                rows = min(rows, WINDOW - (first + at) % WINDOW)
             piece = slice_rows(block, at, min(at + rows, row_count(block)))
             at += row_count(piece)
             yield piece
@@ -240,6 +264,8 @@ class InferenceStream:
         pending = self._pending[0]
         ticket, passage = pending.ticket, pending.passage
         answers = self._lane.wait(ticket)
+        if passage.models is not None:
+            answers = _in_order_of_rows(passage, ticket, answers)
         self._pending.popleft()
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows
@@ -292,27 +318,31 @@ class InferenceStream:
                 made = list(map(PredictionResult, rows, made, ids))
         if path.plain:
             return made
-        keys = None if passage.keys is None else pick(passage.keys, good)
-        for number, function in enumerate(path.after_model):
-            made, keys = self._postprocess(function, made, keys, number)
-        made = join_keys(keys, made)
-        for number, function in enumerate(path.after, len(path.after_model)):
-            made, _ = self._postprocess(function, made, None, number)
+        beside = Beside(*(each and pick(each, good) for each in (passage.keys, passage.models)))
+        for number in range(path.of_models[1]):
+            made, beside = self._postprocess(OwnFunctions(self._spec.by_key, number), made, beside, number, by_model=True)
+        for number, function in enumerate(path.after_model, path.of_models[1]):
+            made, beside = self._postprocess(function, made, beside, number)
+        made = join_keys(beside.keys, made)
+        for number, function in enumerate(path.after, path.functions_after - len(path.after)):
+            made, _ = self._postprocess(function, made, Beside(), number)
         return made
 
     def _postprocess(
-        self, function: Callable[[Any], Any], answers: list[Any], keys: list[Any] | None, number: int
-    ) -> tuple[list[Any], list[Any] | None]:
-        made, failed = self._guard.each(function, answers, "postprocess")
+        self, function: Callable[[Any], Any], answers: list[Any], beside: Beside, number: int, by_model: bool = False
+    ) -> tuple[list[Any], Beside]:
+        """The answers after a function, and their keys and models. `by_model`: it is given the model beside the answer."""
+        given = list(zip(beside.models, answers, strict=True)) if by_model and beside.models is not None else answers
+        made, failed = self._guard.each(function, given, "postprocess")
         if not failed:
-            return made, keys
+            return made, beside
         assert self._last is not None
         passage, kept = self._last
         self._last = passage, without(kept, failed)
-        given = join_keys(keys, answers)
-        rows = [(passage.positions[kept[at]], given[at], failure) for at, failure in failed.items()]
+        seen = join_keys(beside.keys, answers)
+        rows = [(passage.positions[kept[at]], seen[at], failure) for at, failure in failed.items()]
         self._failed.setdefault(failed_postprocessing(number), []).extend(rows)
-        return list(without(made, failed)), None if keys is None else list(without(keys, failed))
+        return list(without(made, failed)), Beside(*(each and list(without(each, failed)) for each in beside))
 
     # What failed.
 
@@ -342,6 +372,16 @@ class InferenceStream:
         rows = rows_of(pick_rows(passage.piece, list(failed)))
         noted = [(passage.positions[at], row, why) for (at, why), row in zip(failed.items(), rows, strict=True)]
         self._failed.setdefault(tag, []).extend(noted)
+
+
+def _in_order_of_rows(passage: Passage, ticket: Ticket, answers: Any) -> Any:
+    """The answers to rows that were sorted by model, and all that is known of them, in the order in which they came."""
+    order = sorted(range(len(passage.at)), key=passage.at.__getitem__)
+    place = {at: now for now, at in enumerate(order)}
+    ticket.failures = {place[at]: failure for at, failure in ticket.failures.items()}
+    ticket.other_ids = {place[at]: model_id for at, model_id in ticket.other_ids.items()}
+    passage.reorder(order)
+    return pick(answers, order)
 
 
 def _range_if_all(kept: Sequence[int], rows: int) -> Sequence[int]:

@@ -3,6 +3,8 @@
     lane.submit(ticket) -> FixedBatches: whole batches of this bundle's rows
         -> the lane to the session, here or in a host: each batch as it is -> answers, back to the tickets
 
+Of many models, the rows of each window are sorted: model by model, in the order in which they first came.
+
 What is in a batch depends on the bundle's rows alone, and answers are handed out only when they are waited for: so neither
 batches nor the order in which the steps of a bundle see its rows depend on threads, hosts, or time.
 """
@@ -10,11 +12,12 @@ batches nor the order in which the steps of a bundle see its rows depend on thre
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.batching.entry import Entry
 from penstock.batching.fixed import FixedBatches, Pieces
-from penstock.blocks import Block, gather, rows_of
+from penstock.blocks import Block, gather, row_count, rows_of
 from penstock.errors import NotShippableError, PenstockError
 from penstock.inference.lane import Lane
 from penstock.inference.spec import InferenceSpec
@@ -28,6 +31,13 @@ class _Rows(NamedTuple):
 
     ticket: Ticket
     lengths: list[int] | None
+
+
+class _Batches(NamedTuple):
+    """Of one model."""
+
+    forming: FixedBatches[_Rows]
+    formed: list[Pieces[_Rows]]
 
 
 class _Sent(NamedTuple):
@@ -45,7 +55,8 @@ class FormingLane:
         self.handling = lane.handling
         self._lane = lane
         self._model_id = spec.handler.model_id()  # of rows that never reach it
-        self._batches: FixedBatches[_Rows] = FixedBatches(spec.limits, spec.handler.measures_length())
+        self._spec = spec
+        self._batches: dict[str | None, _Batches] = {}  # by model, in the order in which they first came
         self._sent: deque[_Sent] = deque()
         self._args: Any = None
         self._failed: PenstockError | None = None  # a batch did: none is sent after it
@@ -65,19 +76,31 @@ class FormingLane:
         ticket.step = self.step
         ticket.gathering = ticket.missing
         rows = _Rows(ticket, lengths)
-        if alone:
-            self._send([(rows, 0, ticket.missing)])
-            return
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
-        entry = Entry(rows, ticket.missing, weights=weights, lengths=lengths, group=columns)
-        for pieces in self._batches.add(entry, ticket.sizes or ()):
-            self._send(pieces)
+        parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
+        for model, start, stop in parts:
+            if alone:
+                self._send([(rows, start, stop)], model)
+                continue
+            entry = Entry(rows, stop, start=start, weights=weights, lengths=lengths, group=columns)
+            batches = self._batches_of(model)
+            for pieces in batches.forming.add(entry, ticket.sizes or ()):
+                if model is None:
+                    self._send(pieces, model)
+                else:  # those of one model are sent together, at the end of the window
+                    batches.formed.append(pieces)
+
+    def flush(self) -> None:
+        """The rows that gather leave now."""
+        gathered, self._batches = self._batches, {}
+        for model, batches in gathered.items():
+            for pieces in [*batches.formed, *batches.forming.flush()]:
+                self._send(pieces, model)
 
     def wait(self, ticket: Ticket) -> Any:
         """Like a lane's."""
         if ticket.gathering:
-            for pieces in self._batches.flush():
-                self._send(pieces)
+            self.flush()
         self._check()
         while not ticket.settled:
             self._hand_out()
@@ -96,21 +119,30 @@ class FormingLane:
         if self._failed is not None:
             raise self._failed
 
-    def _send(self, pieces: Pieces[_Rows]) -> None:
+    def _batches_of(self, model: str | None) -> _Batches:
+        if model not in self._batches:
+            limits, by_length = self._spec.limits, self._spec.handler.measures_length()
+            if self._spec.by_key is not None and model in (own := self._spec.by_key.own_limits()):
+                limits, by_length = own[model][0].fixed(own[model][1]), own[model][1]
+            self._batches[model] = _Batches(FixedBatches(limits, by_length), [])
+        return self._batches[model]
+
+    def _send(self, pieces: Pieces[_Rows], model: str | None) -> None:
         if self._failed is not None:
             return
-        batch = Ticket(_batch_of(pieces))
+        block = _batch_of(pieces)
+        batch = Ticket(block, parts=None if model is None else [(model, 0, row_count(block))])
         try:
             self._lane.submit(batch, self._args, lengths=_lengths_of(pieces), alone=True)
         except NotShippableError as exc:
-            self._send_packable(batch, pieces, exc)
+            self._send_packable(batch, pieces, model, exc)
             return
         self._failed = batch.error
         self._sent.append(_Sent(batch, pieces))
         for (ticket, _), start, stop in pieces:
             ticket.gathering -= stop - start
 
-    def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], error: NotShippableError) -> None:
+    def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], model: str | None, error: NotShippableError) -> None:
         """Send a batch without the rows that cannot be sent, which have failed, if that is handled."""
         handling = self.handling
         found = {} if handling is None else not_packed(rows_of(batch.block), handling, self.step, self._model_id)
@@ -124,7 +156,7 @@ class FormingLane:
             rows.ticket.missing -= 1
             rows.ticket.gathering -= 1
         if rest := without(places, found):
-            self._send([(rows, at, at + 1) for rows, at in rest])
+            self._send([(rows, at, at + 1) for rows, at in rest], model)
 
     def _hand_out(self) -> None:
         """Give the rows of the oldest batch on its way their answers, and their failures."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.blocks import Block, pick_rows, row_count, rows_of, size_of
+from penstock.blocks import Block, join, pick_rows, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.guard import Guard
 from penstock.inference.handler import measures_examples
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
-from penstock.inference.ticket import Ticket
+from penstock.inference.ticket import Part, Ticket
 from penstock.rows import many, measured, row_error, weigh_rows, without
+
+PER_ROW = ("kept", "keys", "models", "values", "weights", "lengths")
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class Passage:
     at: Sequence[int]  # where in the piece they stood
     kept: list[Any] | None = None  # rows that PredictionResults are of; None: for a table
     keys: list[Any] | None = None
+    models: list[str] | None = None  # of each row, where there are many: rows of one model stand together
     values: list[Any] | None = None  # prepared
     weights: list[int] | None = None
     lengths: list[int] | None = None
@@ -42,7 +45,7 @@ class Passage:
         stay = without(range(row_count(self.rows)), failed)
         self.rows = pick_rows(self.rows, stay)
         self.at = without(self.at, failed)
-        for name in ("kept", "keys", "values", "weights", "lengths"):
+        for name in PER_ROW:
             held = getattr(self, name)
             if held is not None:
                 setattr(self, name, without(held, failed))
@@ -51,6 +54,51 @@ class Passage:
         """These rows failed in front of the model."""
         self.failed |= {self.at[at]: failure for at, failure in failed.items()}
         self.drop(failed)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """The rows that are still on their way, in another order."""
+        self.rows = pick_rows(self.rows, order)
+        self.at = [self.at[at] for at in order]
+        for name in PER_ROW:
+            held = getattr(self, name)
+            if held is not None:
+                setattr(self, name, [held[at] for at in order])
+
+    def part(self, start: int, stop: int) -> Passage:
+        """Some of the rows, on a way of their own."""
+        part = Passage(self.piece, self.positions, slice_rows(self.rows, start, stop), self.at[start:stop])
+        for name in PER_ROW:
+            held = getattr(self, name)
+            if held is not None:
+                setattr(part, name, held[start:stop])
+        return part
+
+    def put_together(self, parts: Sequence[Passage]) -> None:
+        """What became of the rows, from parts that went on by themselves, one after the other."""
+        self.rows = join([part.rows for part in parts])
+        self.at = [at for part in parts for at in part.at]
+        if any(part.values is not None for part in parts):
+            for part in parts:
+                part.values = rows_of(part.rows) if part.values is None else part.values
+        if any(part.weights is not None for part in parts):
+            for part in parts:
+                part.weights = [0] * row_count(part.rows) if part.weights is None else part.weights
+        for name in PER_ROW:
+            held = [getattr(part, name) for part in parts]
+            setattr(self, name, None if held[0] is None else [each for some in held for each in some])
+        for part in parts:
+            self.failed |= part.failed
+
+
+class ByModel(Protocol):
+    """Of a step with many models (inference/model_ways.py)."""
+
+    def keys_in_table(self, table: Any) -> list[Any]: ...
+
+    def keys_in_rows(self, rows: list[Any]) -> list[Any]: ...
+
+    def lead(self, passage: Passage, keys: list[Any], way: Callable[[Intake, Passage], Passage]) -> Passage:
+        """Each row to the model of its key: those of one model stand together then."""
 
 
 class Intake:
@@ -62,7 +110,9 @@ class Intake:
         guard: Guard,
         preparer: Preparer | None,
         note: Callable[[int, Passage, dict[int, Failure]], None],
+        by_model: ByModel | None = None,
     ) -> None:
+        """by_model: where there are many, the way of rows into each."""
         self._handler = spec.handler
         self._path = spec.path
         self._args = spec.inference_args
@@ -75,16 +125,14 @@ class Intake:
         self._measures = spec.handler.measures_length()
         self._of_examples = measures_examples(spec.handler)
         self._counts_bytes = spec.fixed_batches and self._measures
+        self._models = by_model
 
     def table(self, table: Any, positions: Sequence[int]) -> Passage:
         """Rows that stay columns."""
-        inputs = self.inputs_of(table)
-        passage = Passage(table, positions, inputs, range(len(positions)))
-        if self._preparer is not None or not self._handler.takes_columns():
-            places = list(range(inputs.num_rows))
-            passage.rows, failed = self._guard.all_or_each(lambda own: self._examples(pick_rows(inputs, own)), places)
-            passage.fail(failed)
-        return self._measured(passage)
+        passage = Passage(table, positions, self.inputs_of(table), range(len(positions)))
+        if self._models is not None:
+            return self._models.lead(passage, self._models.keys_in_table(table), Intake.columns_in)
+        return self.columns_in(passage)
 
     def rows(self, rows: list[Any], positions: Sequence[int]) -> Passage:
         passage = Passage(rows, positions, rows, range(len(rows)))
@@ -97,6 +145,13 @@ class Intake:
     def unkeyed(self, passage: Passage, alone: bool = False) -> Passage:
         """The rest of the way, for rows after the functions that see keys; `alone`: they are a batch as they are."""
         self._split_keys(passage)
+        if self._models is None:
+            return self.rows_in(passage, alone)
+        keys = self._models.keys_in_rows(rows_of(passage.rows)) if passage.keys is None else passage.keys
+        return self._models.lead(passage, keys, lambda own, part: own.rows_in(part, alone))
+
+    def rows_in(self, passage: Passage, alone: bool = False) -> Passage:
+        """Rows without keys, to their model."""
         self._preprocess(passage, self._path.before_model, len(self._path.before))
         passage.kept = rows_of(passage.rows)
         if self._names is not None and passage.kept:
@@ -105,9 +160,18 @@ class Intake:
             passage.fail(failed)
         return self._measured(passage, alone)
 
+    def columns_in(self, passage: Passage) -> Passage:
+        """A table of the input columns, to its model."""
+        if self._preparer is not None or not self._handler.takes_columns():
+            inputs, places = passage.rows, list(range(row_count(passage.rows)))
+            passage.rows, failed = self._guard.all_or_each(lambda own: self._examples(pick_rows(inputs, own)), places)
+            passage.fail(failed)
+        return self._measured(passage)
+
     def ticket(self, passage: Passage) -> Ticket:
         sizes = [size_of(row) for row in rows_of(passage.rows)] if self._counts_bytes else None
-        return Ticket(passage.rows if passage.values is None else passage.values, sizes)
+        parts = None if passage.models is None else parts_of(passage.models)
+        return Ticket(passage.rows if passage.values is None else passage.values, sizes, parts)
 
     def inputs_of(self, table: Any) -> Any:
         """The columns that the model takes."""
@@ -202,3 +266,14 @@ def examples_in(batch: Any, step: str) -> list[Any]:
 
 def _missing(names: Sequence[str], seen: Sequence[str]) -> str:
     return f"columns {list(names)} are not there: the rows have {list(seen)}; check columns="
+
+
+def parts_of(models: Sequence[str]) -> list[Part]:
+    """Which rows are for which model, where those of one stand together."""
+    parts: list[Part] = []
+    start = 0
+    for at in range(1, len(models) + 1):
+        if at == len(models) or models[at] != models[start]:
+            parts.append((models[start], start, at))
+            start = at
+    return parts

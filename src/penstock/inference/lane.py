@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -98,7 +98,7 @@ class _Session(Protocol):
     """What a lane needs of the session that it leads into."""
 
     def load(self) -> _Elsewhere | None: ...
-    def submit(self, entry: Entry[Request]) -> None: ...
+    def submit(self, entries: list[Entry[Request]]) -> None: ...
     def wait(self, ticket: Ticket, caller: Caller) -> None: ...
     def leave(self, lane: LocalLane) -> None: ...
 
@@ -137,16 +137,23 @@ class LocalLane:
         ticket.step = self.step
         columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
         group = (columns, self._args_identity, self.step, self.handling, self.retry)  # as in a host: an error names a step
-        entry = Entry(
-            Request(ticket, args, self),
-            ticket.missing,
-            weights=weights,
-            lengths=lengths,
-            group=group,
-            alone=alone,
-            bytes=0 if lengths is None else byte_size(ticket.block),
-        )
-        self._session.submit(entry)
+        request, size = Request(ticket, args, self), 0 if lengths is None else byte_size(ticket.block)
+        parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
+        entries = [
+            Entry(
+                request,
+                stop,
+                start=start,
+                weights=weights,
+                lengths=lengths,
+                group=group,
+                alone=alone,
+                bytes=size * (stop - start) // ticket.missing if size else 0,
+                model=model,
+            )
+            for model, start, stop in parts
+        ]
+        self._session.submit(entries)
 
     def wait(self, ticket: Ticket) -> Any:
         if self._moved is not None:

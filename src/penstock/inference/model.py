@@ -149,8 +149,8 @@ class ModelCopy:
                     return self._without(bad, rows, args, step, handling, retry, holds_back)
             care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
             made = self._after(exc, rows, args, step, care)
-            return made._replace(model_id=self._model_id(), out_of_memory=self._take_out_of_memory())
-        return Outcome(answers, model_id=self._model_id(), device_seconds=self._own.device_seconds)
+            return made._replace(model_id=self.model_id(), out_of_memory=self._take_out_of_memory())
+        return Outcome(answers, model_id=self.model_id(), device_seconds=self._own.device_seconds)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -277,7 +277,7 @@ class ModelCopy:
             return None
         answers = [None] * rows.count if values is None else checked_answers(values, rows.count, self.step)
         failures = self._failures(bad, step)
-        return Outcome(answers, failures, model_id=self._model_id())
+        return Outcome(answers, failures, model_id=self.model_id())
 
     def _without(
         self,
@@ -317,9 +317,9 @@ class ModelCopy:
         kind = WRONG_COUNT if isinstance(error, PredictionCountError) else RAISED
         if self._is_out_of_memory(error):
             kind = OUT_OF_MEMORY
-        return Failure.of(error, step, kind=kind, attempts=attempts, model_id=self._model_id(), group=group)
+        return Failure.of(error, step, kind=kind, attempts=attempts, model_id=self.model_id(), group=group)
 
-    def _model_id(self) -> str | None:
+    def model_id(self) -> str | None:
         """Text, whatever the handler says: it travels."""
         model_id = self.handler.model_id()
         return None if model_id is None else str(model_id)

@@ -11,12 +11,14 @@ from typing import Any
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler, output_of, variables_of
+from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
+from penstock.models.memory import available_bytes
 from penstock.models.residency import Budget
 
 Handler = ModelHandler[Any, Any, Any]
 
 SHOWN = 5  # keys, in an error
+WINDOW = 16_384  # rows under way in front of one place: the more may wait, the fewer loads are paid
 FREE_SHARE = 0.5  # of the memory that is free, where the user sets no budget
 
 
@@ -41,7 +43,8 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         self._shared = any(kind.share_model_across_processes() for kind in kinds)
         self._model_copies = max((n for kind in kinds if (n := kind.model_copies()) is not None), default=None)
         self._prepares = any(kind.prepares() for kind in kinds)
-        self._measures = any(kind.measures_length() for kind in kinds)
+        self._measures = first.measures_length()
+        self._no_batching = is_prebatched(first)
         self._functions = max(len(k.get_preprocess_fns()) for k in kinds), max(len(k.get_postprocess_fns()) for k in kinds)
         for kind in kinds[1:]:
             _check_alike(first, kind)
@@ -64,6 +67,12 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
             return self._default
         return self._of_key.handler(model)
 
+    def budget_or_default(self) -> Budget:
+        """What the models on this machine may take: what the user says, or a share of the memory that is free."""
+        if self.budget.bytes is not None:
+            return self.budget
+        return self.budget._replace(bytes=int(FREE_SHARE * available_bytes()))
+
     def own_limits(self) -> Mapping[str, tuple[BatchLimits, bool]]:
         """Of models whose batches are not limited like those of most, by name: the limits, and whether rows have lengths."""
         return self._own_limits
@@ -77,7 +86,8 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         """Whether every model takes the rows just as they are: nothing is prepared, measured or taken from columns."""
         limits = [_limits_of(self._first), *self._own_limits.values()]
         weighs = any(each.max_weight is not None for each, _ in limits)
-        return not (self._prepares or self._measures or weighs or self._functions[0])
+        from_columns = self.input_columns() is not None and not self.takes_columns()
+        return not (self._prepares or self._measures or weighs or from_columns or self._functions[0])
 
     def describe(self) -> str:
         return self._of_key.describe()
@@ -94,7 +104,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         return self._prepares
 
     def measures_length(self) -> bool:
-        return self._first.measures_length()
+        return self._measures
 
     def input_columns(self) -> tuple[str, ...] | None:
         return self._first.input_columns()
@@ -249,6 +259,15 @@ class Pattern(OfKey):
         return self._pattern.replace("{key}", name)
 
 
+def too_large(step: str, model: str, size: int, budget: Budget) -> str:
+    """What is said of a model that no budget like this can hold."""
+    assert budget.bytes is not None
+    return (
+        f"step {step!r}: the model of the key {model!r} takes {size / 1e9:.3g} GB, and the budget is "
+        f"{budget.bytes / 1e9:.3g} GB for all models; give it more (memory_budget=), or fewer workers to share it"
+    )
+
+
 def _plain(text: str) -> str:
     """For a glob that means just this text."""
     return re.sub(r"([*?[])", r"[\1]", text)
@@ -278,6 +297,8 @@ def _check_alike(one: Handler, other: Handler) -> None:
         ("output_column= and output_prefix=", output_of(one), output_of(other)),
         ("PredictionResults (wraps_answers)", one.wraps_answers, other.wraps_answers),
         ("takes_columns()", one.takes_columns(), other.takes_columns()),
+        ("measures_length()", one.measures_length(), other.measures_length()),
+        ("with_no_batching()", is_prebatched(one), is_prebatched(other)),
         ("accelerator()", one.accelerator(), other.accelerator()),
         ("env_vars=", dict(variables_of(one)), dict(variables_of(other))),
     ]:

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.errors import StepError
 from penstock.inference.handler import ModelHandler, is_prebatched
 from penstock.inference.keyed import KeyedModelHandler
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.pipeline.transforms import describe_function
 from penstock.rows import map_rows, shorten
 
@@ -31,35 +32,37 @@ class RowPath:
     after_model: tuple[Callable[[Any], Any], ...]
     after: tuple[Callable[[Any], Any], ...]
     prebatched: bool
+    of_models: tuple[int, int] = (0, 0)  # functions that each of many models may have of its own, before it and after
 
     @classmethod
     def of(cls, handler: ModelHandler[Any, Any, Any]) -> RowPath:
         inner = handler.unkeyed if isinstance(handler, KeyedModelHandler) else handler
         keyed = inner is not handler
+        by_key = inner if isinstance(inner, ModelsByKey) else None
+        has_pairs = keyed and (by_key is None or by_key.key_column is None)
         return cls(
             model_handler=inner,
             before=tuple(handler.get_preprocess_fns()),
-            keys=handler.keys_required if isinstance(handler, KeyedModelHandler) else None,
+            keys=handler.keys_required if isinstance(handler, KeyedModelHandler) and has_pairs else None,
             before_model=tuple(inner.get_preprocess_fns()) if keyed else (),
             after_model=tuple(inner.get_postprocess_fns()) if keyed else (),
             after=tuple(handler.get_postprocess_fns()),
             prebatched=is_prebatched(handler) or is_prebatched(inner),
+            of_models=(0, 0) if by_key is None else by_key.functions,
         )
 
     @property
     def plain(self) -> bool:
         """Whether rows reach the model, and answers come back, just as they are."""
-        return (
-            not (self.before or self.before_model or self.after_model or self.after or self.prebatched) and self.keys is None
-        )
+        return not (self.functions_before or self.functions_after or self.prebatched) and self.keys is None
 
     @property
     def functions_before(self) -> int:
-        return len(self.before) + len(self.before_model)
+        return len(self.before) + len(self.before_model) + self.of_models[0]
 
     @property
     def functions_after(self) -> int:
-        return len(self.after_model) + len(self.after)
+        return self.of_models[1] + len(self.after_model) + len(self.after)
 
     def failure_tags(self) -> list[str]:
         """The outputs for rows that failed, in the order in which a row could."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.answers import as_rows, put_together
 from penstock.errors import (
@@ -37,6 +37,17 @@ class Preparer(Protocol):
     def close(self) -> None: ...
 
 
+class Preparers(NamedTuple):
+    """Of a bundle's stream: that of its step; or, where there are many models, of each."""
+
+    of_step: Preparer | None
+    of_model: Callable[[str], Preparer | None] = lambda _: None
+
+    def close(self) -> None:
+        if self.of_step is not None:
+            self.of_step.close()
+
+
 class Tools:
     """What handlers prepare with, one of each in a process. Whichever thread comes first loads it."""
 
@@ -44,8 +55,9 @@ class Tools:
         self._loading = threading.Lock()
         self._loaded: dict[tuple[type, str], Any] = {}
 
-    def tool(self, handler: Handler, step: str) -> Any:
-        key = type(handler), handler.prepare_key() or f"step {step}"
+    def tool(self, handler: Handler, step: str, model: str = "") -> Any:
+        """`model`: the name of the handler's, where the step has many."""
+        key = type(handler), handler.prepare_key() or f"step {step} {model}"
         with self._loading:
             if key not in self._loaded:
                 self._loaded[key] = _loaded(handler, step)
@@ -66,14 +78,15 @@ def _loaded(handler: Handler, step: str) -> Any:
 class ThreadPreparer:
     """On the caller's own thread."""
 
-    def __init__(self, handler: Handler, tools: Tools, guard: Guard) -> None:
+    def __init__(self, handler: Handler, tools: Tools, guard: Guard, model: str = "") -> None:
         self._handler = handler
+        self._model = model
         self._tools = tools
         self._guard = guard
         self._may_change = handler.changes_rows()
 
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
-        tool = self._tools.tool(self._handler, self._guard.step)
+        tool = self._tools.tool(self._handler, self._guard.step, self._model)
         values, errors = self._tried(examples, tool, args)
         failed: dict[int, Failure] = {}
         for at, error in errors.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from penstock.batching.limits import BatchLimits
@@ -22,16 +23,21 @@ class Residents:
         self._step = step
         self._handler = handler
         self._how = {"watched": watched, "prepared": prepared}
-        self._copies: dict[str | None, ModelCopy] = {}
+        self._copies: dict[Hashable, ModelCopy] = {}
 
-    def copy(self, model: str | None) -> ModelCopy:
+    def copy(self, model: Hashable) -> ModelCopy:
         """A model that is loaded, or is about to be."""
         found = self._copies.get(model)
         if found is None:
             found = self._copies[model] = self._new(model)
         return found
 
-    def load(self, model: str | None) -> LoadedModel:
+    def model_id(self, model: str) -> str | None:
+        """Of a model that may not be loaded."""
+        copy = self._copies.get(model)
+        return (self._new(model) if copy is None else copy).model_id()
+
+    def load(self, model: Hashable) -> LoadedModel:
         """Load it; ModelLoadError if that fails."""
         try:
             loaded = self.copy(model).load()
@@ -41,7 +47,7 @@ class Residents:
         assert loaded is not None, "one load for each model"
         return loaded
 
-    def unload(self, model: str | None) -> None:
+    def unload(self, model: Hashable) -> None:
         """Let go of it. Nobody uses it."""
         copy = self._copies.pop(model, None)
         if copy is not None:
@@ -51,10 +57,10 @@ class Residents:
         for copy in list(self._copies.values()):
             copy.close()
 
-    def _new(self, model: str | None) -> ModelCopy:
+    def _new(self, model: Hashable) -> ModelCopy:
         handler = self._handler
         if model is not None:
             assert isinstance(handler, ModelsByKey)
-            handler = handler.handler_of(model)
+            handler = handler.handler_of(str(model))
         buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
         return ModelCopy(self._step, handler, buckets, **self._how)

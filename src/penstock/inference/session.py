@@ -24,9 +24,11 @@ from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
+from penstock.inference.keyed_models import KeyedModels, budget_here
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
+from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
@@ -106,7 +108,7 @@ class InferenceSession:
         in_worker = (
             bool(owner.around.folder) and not owner.around.in_process
         )  # elsewhere a single caller has no other thread
-        self._model = ModelCopy(step, self.handler, spec.limits.size_buckets, watched=in_worker)
+        self._residents = Residents(step, self.handler, watched=in_worker)
         self._in_turn = self.handler.prepares_ahead()
         self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
         self._running = 0
@@ -114,6 +116,12 @@ class InferenceSession:
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
+        self._by_key: KeyedModels | None = None
+        if spec.by_key is not None:
+            budget = budget_here(spec.by_key, owner.around.workers)
+            self._by_key = KeyedModels(owner, self._residents, self._front, self._measures, budget)
+            for model, (limits, by_length) in spec.by_key.own_limits().items():
+                self._front.register(model, limits, by_length)
         self._kept = KeptSize()
         self._batches = 0
         self._closed = False
@@ -144,14 +152,21 @@ class InferenceSession:
             self._changed.notify_all()
         for thread in self._threads if wait else ():
             thread.join()
-        self._model.close()
+        self._residents.close()
         if self._moved is not None:
             self._moved.close(wait=wait)
 
     # Where the model is.
 
+    @property
+    def _model(self) -> ModelCopy:
+        """The only one."""
+        return self._residents.copy(None)
+
     def load(self) -> HostedSession | None:
         """Load the model, if nobody has. If memory does not hold one in each worker, the session of the host to go to."""
+        if self._by_key is not None:
+            return None  # each is loaded when its rows have come
         if self._place.measured:
             with self._placing:
                 if self._place.measured:
@@ -209,14 +224,19 @@ class InferenceSession:
 
     # The callers' side.
 
-    def submit(self, entry: Entry[Request]) -> None:
+    def submit(self, entries: list[Entry[Request]]) -> None:
         """Add rows, and run on this thread the batches that they complete."""
         with self._changed:
-            self._front.add(entry, entry.item.lane, time.monotonic())
+            now = time.monotonic()
+            for entry in entries:
+                if self._by_key is None:
+                    self._front.add(entry, entry.item.lane, now)
+                else:
+                    self._by_key.add(entry, now)
             if self._threads:
                 self._changed.notify_all()
                 return
-            while entry.taken < entry.stop and self._run_next(idle=False):
+            while any(entry.taken < entry.stop for entry in entries) and self._run_next(idle=False):
                 pass
 
     def wait(self, ticket: Ticket, caller: Caller) -> None:
@@ -229,7 +249,7 @@ class InferenceSession:
                         raise EngineError(f"step {self.step!r}: the run has ended")
                     if self._threads:
                         self._changed.wait()
-                    elif not self._run_next(idle=True):
+                    elif not self._run_next(idle=True) and not self._go_on():
                         self._changed.wait(self._patience())
             finally:
                 self._owner.goes(caller)
@@ -238,6 +258,8 @@ class InferenceSession:
         """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
             self._front.closed(lane)
+            if self._by_key is not None:
+                self._by_key.discard(lane)
             lane.caller.fronts.pop(lane, None)
             self._changed.notify_all()
 
@@ -253,33 +275,44 @@ class InferenceSession:
         self._run(*taken)
         return True
 
+    def _go_on(self) -> bool:
+        """Load a model that rows wait for, or the like; whether anything was done."""
+        return self._by_key is not None and self._by_key.go_on()
+
     def _patience(self) -> float | None:
         """How long to wait before the front is asked again, if nothing happens: until rows have lingered long enough. While
         the model is busy there is nothing to ask: whoever runs it tells everybody when it is free."""
-        until = None if self._running >= self._at_once else self._front.next_time()
+        times = [None if self._running >= self._at_once else self._front.next_time()]
+        if self._by_key is not None:
+            times.append(self._by_key.next_time())
+        until = min((each for each in times if each is not None), default=None)
         return None if until is None else max(0.0, until - time.monotonic())
 
     def _serve(self) -> None:
         """The session's own thread."""
         with self._changed:
             while not self._closed:
-                if not self._run_next(idle=True):
+                if not self._run_next(idle=True) and not self._go_on():
                     self._changed.wait(self._patience())
 
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
         """A batch, or several in a row."""
         outcomes: list[Outcome] | PenstockError
         batches = _one_by_one(spans, aim.rows)
+        model = spans[0].entry.model
+        copy = self._residents.copy(model)
         self._running += 1
+        if self._by_key is not None:
+            self._by_key.lease(model)
         self._changed.release()
         try:
             started = time.perf_counter()
             request = spans[0].entry.item
             self._owner.native_threads.limit_this_thread()
             how = request.args, request.lane.step, request.lane.handling, request.lane.retry
-            outcomes = [self._model.outcomes(_rows_of(batch), *how) for batch in batches]
+            outcomes = [copy.outcomes(_rows_of(batch), *how) for batch in batches]
             ended = time.perf_counter()
-            size = self._sampled_size(batches)
+            size = self._sampled_size(copy, batches)
         except PenstockError as exc:
             outcomes = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
@@ -289,6 +322,8 @@ class InferenceSession:
         finally:
             self._changed.acquire()
             self._running -= 1
+            if self._by_key is not None:
+                self._by_key.release(model)
             for at, batch in enumerate(batches):
                 settle(batch, outcomes[at] if isinstance(outcomes, list) else outcomes)
             self._owner.settled()
@@ -303,11 +338,11 @@ class InferenceSession:
             self._measures.ran(batch, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
             size = None
 
-    def _sampled_size(self, batches: list[list[Span[Request]]]) -> int | None:
+    def _sampled_size(self, copy: ModelCopy, batches: list[list[Span[Request]]]) -> int | None:
         """The bytes of one of them, if it is time for that."""
         before, self._batches = self._batches, self._batches + len(batches)
         is_due = -(-before // BYTES_SAMPLED_EVERY) < -(-self._batches // BYTES_SAMPLED_EVERY)
-        return self._model.byte_size(_rows_of(batches[0])) if is_due else None
+        return copy.byte_size(_rows_of(batches[0])) if is_due else None
 
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""

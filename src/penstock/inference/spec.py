@@ -20,6 +20,7 @@ from penstock.inference.handler import (
     output_of,
     variables_of,
 )
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.path import RowPath
 from penstock.models.memory import named_gpus
 from penstock.models.place import Wishes
@@ -75,6 +76,12 @@ class InferenceSpec:
     @property
     def handler(self) -> ModelHandler[Any, Any, Any]:
         return self.path.model_handler
+
+    @property
+    def by_key(self) -> ModelsByKey | None:
+        """The models, where there is one for each key."""
+        handler = self.handler
+        return handler if isinstance(handler, ModelsByKey) else None
 
     def fixed(self) -> InferenceSpec:
         """The same inference as a deterministic run carries it out."""

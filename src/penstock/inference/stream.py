@@ -17,7 +17,8 @@ from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.forming import FormingLane
 from penstock.inference.guard import Guard
 from penstock.inference.lane import Caller, Lane
-from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, ThreadPreparer
+from penstock.inference.models_by_key import WINDOW
+from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, Preparers, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings, choose_place
@@ -32,7 +33,9 @@ def open_stream(spec: InferenceSpec, step: str, sessions: Sessions, caller: Call
     if spec.fixed_batches:
         lane = FormingLane(lane, spec)
     guard = Guard(step, spec.handling, spec.handler.model_id())
-    return InferenceStream(spec, lane, guard, _preparer(spec, guard, sessions, caller), _share(spec, sessions.around))
+    around = sessions.around
+    preparers = _preparers(spec, guard, sessions, caller)
+    return InferenceStream(spec, lane, guard, preparers, _share(spec, around), _window(spec, around))
 
 
 def _share(spec: InferenceSpec, around: Surroundings) -> int:
@@ -40,9 +43,27 @@ def _share(spec: InferenceSpec, around: Surroundings) -> int:
     return -(-choose_place(spec.wishes(), around).copies // max(1, around.workers))
 
 
-def _preparer(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparer | None:
-    if not spec.handler.prepares():
-        return None
+def _window(spec: InferenceSpec, around: Surroundings) -> int:
+    """Rows in flight where there are many models: the more may wait, the fewer loads are paid. What waits in front of one
+    host is shared out among those who send."""
+    if spec.by_key is None:
+        return 0
+    return WINDOW // (around.workers if choose_place(spec.wishes(), around).hosted else 1)
+
+
+def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparers:
+    models = spec.by_key
+    if models is None:
+        return Preparers(_preparer(spec, guard, sessions, caller) if spec.handler.prepares() else None)
+
+    def of_model(model: str) -> Preparer | None:
+        own = models.handler_of(model)
+        return ThreadPreparer(own, sessions.tools, guard, model) if own.prepares() else None
+
+    return Preparers(None, of_model)
+
+
+def _preparer(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparer:
     if spec.handling is None or not spec.handling.isolated:
         return ThreadPreparer(spec.handler, sessions.tools, guard)
     alone = InferenceSpec.of(PrepareHandler(spec.handler), spec.inference_args, handling=spec.handling)

@@ -16,7 +16,6 @@ from penstock.models.outcome import Outcome
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
 
-
 Part: TypeAlias = tuple[str, int, int]  # a model's name, and which rows are for it: from, to
 
 

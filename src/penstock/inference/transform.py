@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
 from penstock.inference.handler import ModelHandler
+from penstock.inference.keyed import KeyedModelHandler
+from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
 from penstock.inference.spec import InferenceSpec
 from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
@@ -89,6 +91,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
             rows="one",
             batch=spec.limits.max_size,
             by_length=spec.handler.measures_length(),
+            window=WINDOW if spec.by_key is not None else 0,
             takes_batches=spec.path.prebatched,
             columns=spec.is_native(),
             failures=frozenset(spec.path.failure_tags()),
@@ -102,7 +105,8 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         return single(self, pcoll)
 
     def default_label(self) -> str:
-        return f"RunInference({type(self.spec.handler).__name__})"
+        kind = KeyedModelHandler if self.spec.by_key is not None else type(self.spec.handler)
+        return f"RunInference({kind.__name__})"
 
 
 class InferenceFailures(Outputs[tuple[Any, Failure]]):

@@ -21,6 +21,7 @@ class Traits:
     rows: Literal["one", "at most one", "any"] = "any"  # that it gives for a row, a failure counted as one
     batch: int | None = 1  # rows that it takes at once, at most; None: that is found while it runs
     by_length: bool = False  # it is given rows of like length
+    window: int = 0  # rows that should be under way in it at once, where it has many models; 0: any number will do
     takes_batches: bool = False  # a row that comes in is a batch of rows
     takes: Literal["rows", "columns", "either"] = "rows"  # what it wants; the other is turned into it
     columns: bool = False  # tables go through it, or start or end here, as they are, and none of it is the user's Python

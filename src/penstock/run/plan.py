@@ -172,6 +172,11 @@ def measures_length(stage: Stage) -> bool:
     return any(step.traits.by_length for step in stage.steps())
 
 
+def window(stage: Stage) -> int:
+    """How many rows should be under way at once, in front of many models."""
+    return max((step.traits.window for step in stage.steps()), default=0)
+
+
 def waits_for_device(stage: Stage) -> bool:
     """Whether a model of the stage is on an accelerator, and is given rows of like length."""
     models = [step.traits.model for step in stage.steps() if step.traits.by_length]

@@ -11,7 +11,7 @@ from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source, SplitGoal
 from penstock.options import RunOptions
 from penstock.run.outcomes import SplitId
-from penstock.run.plan import Plan, largest_batch, measures_length, waits_for_device
+from penstock.run.plan import Plan, largest_batch, measures_length, waits_for_device, window
 from penstock.run.pools import SMALL_RUN_ROWS, Pools
 from penstock.run.schedule import Scheduler
 from penstock.steps.stage import Stage
@@ -41,6 +41,7 @@ def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
     slots = pools.of_stage(stage.index).size
     at_once = slots.workers * slots.slots
     rows = max(fineness.batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
+    rows = max(rows, fineness.batches * window(stage) // at_once)
     if waits_for_device(stage):
         rows = max(rows, WAITING_ROWS // at_once)
     if at_once == 1 and measures_length(stage):

@@ -1,0 +1,137 @@
+"""The models of a session that has one for each key, in this process: which are loaded, and the rows that wait for others.
+
+models/residency.py decides; what it says is done here, by the threads that wait for answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+
+from penstock.batching.entry import Entry, Span
+from penstock.errors import ModelLoadError, PenstockError
+from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
+from penstock.inference.lane import LocalLane, Request, settle
+from penstock.inference.models_by_key import ModelsByKey, too_large
+from penstock.inference.residents import Residents
+from penstock.inference.shared import Shared
+from penstock.models.front import Front
+from penstock.models.measures import Measures
+from penstock.models.outcome import Outcome
+from penstock.models.residency import Admit, Budget, Load, Refuse, Residency, Step, Unload
+from penstock.seeding import seeded
+
+
+class KeyedModels:
+    """Of one session, whose lock is held by whoever calls, but while a model loads."""
+
+    def __init__(
+        self, owner: Shared, residents: Residents, front: Front[Request], measures: Measures, budget: Budget
+    ) -> None:
+        self._owner = owner
+        self._changed: threading.Condition = owner.changed
+        self._residents = residents
+        self._front = front
+        self._measures = measures
+        self._leases: Counter[object] = Counter()  # batches that run, by model
+        self._to_load: deque[str] = deque()
+        self._errors: dict[str, PenstockError] = {}  # of the last attempt to load
+        self._residency: Residency[Request] = Residency(budget, self._is_in_use)
+        self._residency.ready(0)
+
+    def add(self, entry: Entry[Request], now: float) -> None:
+        """Rows go to the front, if their model is here."""
+        entry.owner = entry.item.lane
+        if self._residency.add(entry, now) is not None:
+            self._front.add(entry, entry.owner, now)
+
+    def discard(self, lane: LocalLane) -> None:
+        self._residency.discard(lane)
+
+    def lease(self, model: object) -> None:
+        """A batch of it begins."""
+        self._leases[model] += 1
+
+    def release(self, model: object) -> None:
+        self._leases[model] -= 1
+        if not self._leases[model]:
+            del self._leases[model]
+
+    def go_on(self) -> bool:
+        """Do something that lets rows come to their models: load one, with the lock released. False: there is nothing."""
+        steps = self._residency.decide(time.monotonic())
+        for step in steps:
+            self._do(step)
+        if any(isinstance(step, (Admit, Refuse)) for step in steps):
+            self._owner.settled()
+            return True
+        if not self._to_load:
+            return False
+        self._load(self._to_load.popleft())
+        return True
+
+    def next_time(self) -> float | None:
+        """When to ask again, if nothing happens."""
+        return self._residency.next_time()
+
+    def _is_in_use(self, model: object) -> bool:
+        return model in self._leases or self._front.are_waiting(model)
+
+    def _do(self, step: Step) -> None:
+        model = str(step.model)
+        if isinstance(step, Load):
+            self._to_load.append(model)
+        elif isinstance(step, Unload):
+            self._residents.unload(model)
+        elif isinstance(step, Admit):
+            for entry in self._residency.take(model):
+                self._front.add(entry, entry.owner, entry.arrived)
+        else:
+            for entry in self._residency.take(model):
+                self._refuse(entry, step)
+
+    def _load(self, model: str) -> None:
+        self._changed.notify_all()  # others may load another one, or run what is here
+        self._changed.release()
+        try:
+            with seeded(self._owner.around.seed, model):
+                loaded = self._residents.load(model)
+            error: PenstockError | None = None
+        except PenstockError as exc:
+            error = exc
+        finally:
+            self._changed.acquire()
+        if error is None:
+            self._errors.pop(model, None)
+            self._residency.loaded(model, loaded.bytes, loaded.seconds)
+            self._measures.loaded(loaded.seconds, loaded.bytes)
+            self._owner.native_threads.look()
+        else:
+            self._errors[model] = error
+            self._residency.load_failed(model)
+        self._changed.notify_all()
+
+    def _refuse(self, entry: Entry[Request], step: Refuse) -> None:
+        """Its rows have failed, where that is handled; else the run has."""
+        model, lane = str(step.model), entry.item.lane
+        if step.too_large:
+            size = self._residency.uses[step.model].bytes
+            error: PenstockError = ModelLoadError(too_large(lane.step, model, size, self._residency.budget))
+            origin: BaseException = MemoryError(str(error))
+        else:
+            error = self._errors[model]
+            origin = error.__cause__ or error
+        spans = [Span(entry, entry.start, entry.stop)]
+        if lane.handling is None or not isinstance(error, ModelLoadError) or not lane.handling.handles(origin):
+            settle(spans, error)
+            return
+        model_id = self._residents.model_id(model)
+        failure = Failure.of(origin, lane.step, kind=OUT_OF_MEMORY if step.too_large else LOADING, model_id=model_id)
+        rows = entry.stop - entry.start
+        settle(spans, Outcome([None] * rows, dict.fromkeys(range(rows), failure), model_id=model_id))
+
+
+def budget_here(models: ModelsByKey, workers: int) -> Budget:
+    """What the models may take in this process, if so many have such a budget."""
+    return models.budget_or_default().shared(workers)
