@@ -122,7 +122,7 @@ class FormingLane:
     def _batches_of(self, model: str | None) -> _Batches:
         if model not in self._batches:
             limits, by_length = self._spec.limits, self._spec.handler.measures_length()
-            if self._spec.by_key is not None and model in (own := self._spec.by_key.own_limits()):
+            if self._spec.by_key is not None and model is not None and model in (own := self._spec.by_key.own_limits()):
                 limits, by_length = own[model][0].fixed(own[model][1]), own[model][1]
             self._batches[model] = _Batches(FixedBatches(limits, by_length), [])
         return self._batches[model]

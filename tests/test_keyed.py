@@ -1,0 +1,493 @@
+"""A model for each key: rows reach their own, however few are in memory, in the process, in workers and in hosts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+import penstock as ps
+from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.inference.session import Sessions
+from penstock.inference.spec import InferenceSpec
+from penstock.inference.stream import open_stream
+from penstock.observe.metrics import Metrics
+
+WAYS = {
+    "here": ({"workers": 0}, {}),
+    "workers": ({"workers": 2}, {}),
+    "host": ({"workers": 0}, {"large_model": True}),
+    "copies": ({"workers": 2}, {"model_copies": 2}),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+class Scale(ps.ModelHandler):
+    """A model that is a number; its batches may be bounded."""
+
+    def __init__(self, number=0, **settings):
+        super().__init__(**settings)
+        self.number = number
+
+    def load_model(self):
+        return {"number": self.number}
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row * 1000 + model["number"] + (inference_args or {}).get("more", 0) for row in batch]
+
+    def model_id(self):
+        return f"scale-{self.number}"
+
+
+def mapped(count, settings, kind=Scale, **options):
+    return ps.KeyedModelHandler([ps.KeyModelMapping([f"k{n}"], kind(n, **settings)) for n in range(count)], **options)
+
+
+def rows_of(count, keys):
+    return [(f"k{n * 7 % keys}", n) for n in range(count)]
+
+
+def answers_of(rows, more=0):
+    return [(key, row * 1000 + int(key[1:]) + more) for key, row in rows]
+
+
+def run(way, rows, handler, **options):
+    pipeline = ps.Pipeline(**way[0])
+    made = (pipeline | ps.Create(rows) | "m" >> ps.RunInference(handler, **options)).collect()
+    return made, pipeline.result.metrics
+
+
+def handled(way, rows, handler, **options):
+    pipeline = ps.Pipeline(**way[0])
+    good, bad = pipeline | ps.Create(rows) | "m" >> ps.RunInference(handler).with_exception_handling(**options)
+    kept = []
+    both = (good | ps.Map(lambda row: ("good", row)), bad | ps.Map(lambda row: ("bad", row))) | ps.Flatten()
+    kept = both.collect()
+    return [row for kind, row in kept if kind == "good"], [row for kind, row in kept if kind == "bad"]
+
+
+def test_each_row_goes_to_the_model_of_its_key(way):
+    rows = rows_of(3000, 20)
+    made, _ = run(way, rows, mapped(20, way[1], max_models_per_worker_hint=3))
+    assert made == answers_of(rows)
+
+
+def test_keys_share_a_model_and_its_batches():
+    handler = ps.KeyedModelHandler(
+        [ps.KeyModelMapping(["a", "b"], Scale(1, max_batch_size=100)), ps.KeyModelMapping([7], Scale(2, max_batch_size=5))]
+    )
+    rows = [("a", 1), ("b", 2), (7, 3)] * 20
+    made, metrics = run(WAYS["here"], rows, handler)
+    assert made == [("a", 1001), ("b", 2001), (7, 3002)] * 20
+    (sizes,) = [d for key, d in metrics.distributions.items() if key.name == "inference_request_batch_size"]
+    assert (sizes.count, sizes.max) == (1 + 4, 40)
+
+
+def test_arguments_reach_every_model(way):
+    rows = rows_of(100, 5)
+    made, _ = run(way, rows, mapped(5, way[1]), inference_args={"more": 5})
+    assert made == answers_of(rows, more=5)
+
+
+def test_a_key_without_a_model_fails_its_row(way):
+    rows = [("k0", 1), ("nobody", 2), ("k1", 3), ([], 4)]
+    good, bad = handled(way, rows, mapped(2, way[1]))
+    assert good == [("k0", 1000), ("k1", 3001)]
+    assert [(row, failure.error_type) for row, failure in bad] == [(rows[1], "LookupError"), (rows[3], "LookupError")]
+    assert "no model for the key 'nobody': the handler has models for 'k0', 'k1'" in bad[0][1].message
+    with pytest.raises(StepError, match="no model for the key 'nobody'"):
+        run(way, rows, mapped(2, way[1]))
+
+
+def test_a_default_takes_the_other_keys(way):
+    handler = mapped(2, way[1], default=Scale(9, **way[1]))
+    made, _ = run(way, [("k1", 1), ("nobody", 2), ([], 3)], handler)
+    assert made == [("k1", 1001), ("nobody", 2009), ([], 3009)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ps.KeyedModelHandler([ps.KeyModelMapping(["a"], Scale()), ps.KeyModelMapping(["a"], Scale())]),
+            "the key 'a' is in two mappings",
+        ),
+        (lambda: ps.KeyedModelHandler([]), "a list of KeyModelMapping"),
+        (lambda: ps.KeyedModelHandler([ps.KeyModelMapping("abc", Scale())]), r'a list of keys, such as \["key1"'),
+        (lambda: ps.KeyedModelHandler([ps.KeyModelMapping([], Scale())]), "a list of keys"),
+        (lambda: ps.KeyedModelHandler([ps.KeyModelMapping(["a"], "b.pt")]), "expected a ModelHandler"),
+        (lambda: ps.KeyedModelHandler(Scale(), memory_budget="1GB"), "memory_budget=...\\) is for a model for each key"),
+        (lambda: mapped(1, {}, memory_budget="much"), 'memory_budget=\'much\': expected bytes, or a size such as "8GB"'),
+        (lambda: mapped(1, {}, max_models_per_worker_hint=0), "max_models_per_worker_hint=0: expected a whole number"),
+        (lambda: ps.KeyedModelHandler.from_pattern("models/a.pt", Scale()), r'"models/\{key\}.pt"'),
+        (lambda: ps.KeyedModelHandler.from_pattern("m/{key}", Scale()), "update_model_path"),
+        (
+            lambda: ps.KeyedModelHandler(
+                [ps.KeyModelMapping(["a"], Scale()), ps.KeyModelMapping(["b"], Scale(output_column="x"))]
+            ),
+            "must agree in output_column",
+        ),
+    ],
+)
+def test_wrong_calls_say_what_to_do(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+# A folder of models.
+
+
+class FromFile(Scale):
+    def __init__(self, path="", **settings):
+        super().__init__(**settings)
+        self.path = path
+
+    def update_model_path(self, model_path):
+        self.path = model_path
+
+    def load_model(self):
+        with open(self.path) as file:
+            return json.load(file)
+
+    def model_files(self):
+        return [self.path]
+
+    def model_id(self):
+        return self.path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(12):
+        (tmp_path / f"model-{number}.json").write_text(json.dumps({"number": number}))
+    return tmp_path
+
+
+def test_a_folder_of_models(way, folder):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile(**way[1]), 3)
+    rows = [(n % 12, n) for n in range(500)]
+    made, _ = run(way, rows, handler)
+    assert made == [(key, row * 1000 + key) for key, row in rows]
+    assert [str(path).rpartition("/")[2] for path in handler.model_files()][:2] == ["model-0.json", "model-1.json"]
+    assert len(handler.model_files()) == 12
+
+
+def test_a_key_names_one_file_of_the_folder_and_no_other(folder):
+    (folder / "models").mkdir()
+    (folder / "models" / "a.json").write_text("{}")
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/models/{{key}}.json", FromFile())
+    rows = [(key, 1) for key in ["../model-1", "..", "", None, True, "a/../a", "gone", "a\0"]]
+    good, bad = handled(WAYS["here"], rows, handler)
+    assert good == []
+    assert [failure.error_type for _, failure in bad] == ["LookupError"] * len(rows)
+    assert "there is no" in bad[6][1].message
+
+
+# What is around the models.
+
+
+def test_functions_of_each_model_and_of_all(way):
+    handler = ps.KeyedModelHandler(
+        [
+            ps.KeyModelMapping(["a"], Scale(1, **way[1]).with_preprocess_fn(int).with_postprocess_fn(lambda made: made + 0.5)),
+            ps.KeyModelMapping(["b"], Scale(2, **way[1])),
+        ]
+    )
+    handler = handler.with_preprocess_fn(lambda pair: (pair[0].lower(), pair[1])).with_postprocess_fn(list)
+    made, _ = run(way, [("A", "1"), ("B", 2), ("a", "3")], handler)
+    assert made == [["a", 1001.5], ["b", 2002], ["a", 3001.5]]
+
+
+def test_rows_that_functions_of_a_model_fail_for_leave_by_their_outputs():
+    picky = Scale(1).with_preprocess_fn(lambda row: row if 1 / row else row).with_postprocess_fn(lambda made: 1 // (made - 2001))
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping(["a"], picky), ps.KeyModelMapping(["b"], Scale(2))])
+    pipeline = ps.Pipeline(workers=0)
+    rows = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 2)]
+    _, bad = pipeline | ps.Create(rows) | ps.RunInference(handler).with_exception_handling()
+    assert [row for row, _ in bad.failed_preprocessing[0].collect()] == [("a", 0)]
+    assert [row for row, _ in bad.failed_postprocessing[0].collect()] == [("a", 2001)]
+
+
+class Prepares(Scale):
+    """Each model prepares with a tool of its own."""
+
+    def load_prepare(self):
+        return self.number
+
+    def prepare(self, examples, tool, inference_args=None):
+        return [(example, tool) for example in examples]
+
+    def run_inference(self, batch, model, inference_args=None):
+        assert {tool for _, tool in batch} == {model["number"]}
+        return [row * 1000 + model["number"] for row, _ in batch]
+
+
+def test_each_model_prepares_its_rows(way):
+    rows = rows_of(200, 6)
+    made, _ = run(way, rows, mapped(6, way[1], Prepares, max_models_per_worker_hint=2))
+    assert made == answers_of(rows)
+
+
+def test_rows_of_like_length_are_batched_for_each_model():
+    class Lengths(Scale):
+        def run_inference(self, batch, model, inference_args=None):
+            assert max(map(len, batch)) * len(batch) <= 100
+            return [len(row) * 1000 + model["number"] for row in batch]
+
+    rows = [(f"k{n % 3}", "x" * (1 + n % 50)) for n in range(600)]
+    made, _ = run(WAYS["here"], rows, mapped(3, {"batch_length_fn": len, "max_padded_cost": 100}, Lengths))
+    assert made == [(key, len(row) * 1000 + int(key[1:])) for key, row in rows]
+
+
+def test_rows_that_are_batches_already():
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping([f"k{n}"], Scale(n).with_no_batching()) for n in range(3)])
+    batches = [[("k0", 1), ("k1", 2), ("k0", 3)], [("k2", 4)]]
+    made, metrics = run(WAYS["here"], batches, handler)
+    assert made == answers_of([pair for batch in batches for pair in batch])
+    (sizes,) = [d for key, d in metrics.distributions.items() if key.name == "inference_request_batch_size"]
+    assert sizes.count == 3
+
+
+# Columns.
+
+
+class Columns(Scale):
+    def takes_columns(self):
+        return "numpy"
+
+    def run_inference_columns(self, table, model, inference_args=None):
+        return table["value"] * 1000 + model["number"]
+
+
+@pytest.mark.parametrize("kind", [Scale, Columns])
+def test_a_column_of_keys(way, kind, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = rows_of(1000, 7)
+    table = pa.table({"id": range(1000), "customer": [key for key, _ in rows], "value": [value for _, value in rows]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    settings = {**way[1], "columns": "value", "output_column": "score"}
+    handler = mapped(7, settings, kind, max_models_per_worker_hint=2, key_column="customer")
+    with ps.Pipeline(**way[0]) as p:
+        p | ps.ReadFromParquet(str(tmp_path / "in.parquet")) | ps.RunInference(handler) | ps.WriteToParquet(str(tmp_path / "out"))
+    made = pq.read_table(tmp_path / "out")
+    assert made.column_names == ["id", "customer", "value", "score", "score_model_id"]
+    assert made["id"].to_pylist() == list(range(1000))
+    assert made["score"].to_pylist() == [answer for _, answer in answers_of(rows)]
+    assert made["score_model_id"].to_pylist() == [f"scale-{key[1:]}" for key, _ in rows]
+
+
+def test_records_with_keys_and_those_without():
+    handler = mapped(3, {"columns": ["value"], "output_column": "score"}, Records, key_column="customer")
+    rows = [{"customer": f"k{n % 4}", "value": n} for n in range(8)]
+    good, bad = handled(WAYS["here"], [*rows, {"value": 1}], handler)
+    assert [(row["customer"], row["score"]) for row in good] == [("k0", 0), ("k1", 1001), ("k2", 2002)] + [
+        ("k0", 4000),
+        ("k1", 5001),
+        ("k2", 6002),
+    ]
+    assert [row for row, _ in bad] == [rows[3], rows[7], {"value": 1}]
+
+
+class Records(Scale):
+    def run_inference(self, batch, model, inference_args=None):
+        return [row["value"] * 1000 + model["number"] for row in batch]
+
+
+def test_a_table_without_the_column_of_keys():
+    handler = mapped(2, {"columns": "value"}, Columns, key_column="customer")
+    table = ps.Pipeline(workers=0) | ps.Create([{"value": 1}]) | ps.MapBatches(lambda table: table, format="arrow")
+    with pytest.raises(UsageError, match=r"no column 'customer' \(key_column=\)"):
+        (table | ps.RunInference(handler)).collect()
+
+
+# Deterministic runs.
+
+
+class Batches(Scale):
+    """An answer says which batch the row was in."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [f"{model['number']}: {batch}"] * len(batch)
+
+
+def test_deterministic_runs_have_the_same_batches_everywhere():
+    rows = rows_of(40_000, 11)
+    made = []
+    for settings, where in [({"workers": 0}, {}), ({"workers": 2}, {}), ({"workers": 2}, {"large_model": True})]:
+        pipeline = ps.Pipeline(deterministic=True, seed=1, **settings)
+        handler = mapped(11, {"max_batch_size": 64, **where}, Batches, max_models_per_worker_hint=2)
+        made.append((pipeline | ps.Create(rows) | ps.RunInference(handler)).collect())
+    assert made[0] == made[1] == made[2]
+    assert [key for key, _ in made[0]] == [key for key, _ in rows]
+    assert max(Counter(made[0]).values()) == 64
+
+
+# Loads that fail, and models that do not fit.
+
+
+class Fails(FromFile):
+    """The model of a file that says so raises when it is loaded, so many times."""
+
+    def load_model(self):
+        model = super().load_model()
+        if model.get("failures", 0):
+            with open(self.path, "w") as file:
+                json.dump({**model, "failures": model["failures"] - 1}, file)
+            raise OSError(f"cannot read {model['number']}")
+        return model
+
+
+def test_a_load_that_fails_is_tried_again(way, folder):
+    (folder / "model-3.json").write_text(json.dumps({"number": 3, "failures": 2}))
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", Fails(**{**way[1], "model_copies": None}))
+    made, _ = run(({"workers": 0}, {}), [(n % 12, n) for n in range(100)], handler)
+    assert made == [(n % 12, n * 1000 + n % 12) for n in range(100)]
+
+
+def test_a_load_that_always_fails_costs_its_rows_alone(way, folder):
+    (folder / "model-3.json").write_text(json.dumps({"number": 3, "failures": 1000}))
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", Fails(**way[1]))
+    rows = [(n % 12, n) for n in range(100)]
+    good, bad = handled(way, rows, handler)
+    assert good == [(key, n * 1000 + key) for key, n in rows if key != 3]
+    assert [row for row, _ in bad] == [row for row in rows if row[0] == 3]
+    failure = bad[0][1]
+    assert (failure.kind, failure.error_type, failure.model_id) == ("loading", "OSError", f"{folder}/model-3.json")
+    assert failure.message == "cannot read 3"
+    with pytest.raises(ModelLoadError, match=r"step 'm'.*cannot read 3"):
+        run(way, rows, handler)
+
+
+class Weighs(Scale):
+    """Model 1 is larger than the others."""
+
+    def load_model(self):
+        return {"number": self.number, "weights": bytearray((50 if self.number == 1 else 4) << 20)}
+
+    def model_bytes(self, model):
+        return len(model["weights"])
+
+
+def test_a_model_larger_than_the_budget_costs_its_rows_alone(way):
+    rows = rows_of(60, 4)
+    handler = mapped(4, way[1], Weighs, memory_budget="40MB")
+    good, bad = handled(way, rows, handler)
+    assert good == [answer for answer in answers_of(rows) if answer[0] != "k1"]
+    assert [row for row, _ in bad] == [row for row in rows if row[0] == "k1"]
+    assert bad[0][1].kind == "out of memory"
+    assert "0.0524 GB, and the budget is 0.0" in bad[0][1].message
+    with pytest.raises(ModelLoadError, match="the model of the key 'k1' takes 0.0524 GB"):
+        run(way, rows, handler)
+
+
+# Many threads.
+
+LOADED: Counter = Counter()  # models, in this process, now
+MOST: list[int] = []
+LOADS: Counter = Counter()
+GUARD = threading.Lock()
+
+
+class Counted(Scale):
+    def load_model(self):
+        with GUARD:
+            LOADS[self.number] += 1
+            LOADED[self.number] += 1
+            assert LOADED[self.number] == 1, "loaded twice at a time"
+            MOST.append(sum(LOADED.values()))
+        return Gone(self.number)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row * 1000 + model.number for row in batch]
+
+
+class Gone:
+    """A model that says when it is let go of."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        with GUARD:
+            LOADED[self.number] -= 1
+
+
+@pytest.fixture
+def counted():
+    LOADED.clear()
+    MOST.clear()
+    LOADS.clear()
+
+
+def stream_of(spec, sessions, rows):
+    made = []
+    stream = open_stream(spec, "m", sessions)
+    try:
+        for at in range(0, len(rows), 64):
+            made += [row for part in stream.push(rows[at : at + 64]) for row in part.block]
+        made += [row for part in stream.finish() for row in part.block]
+    finally:
+        stream.close()
+    return made
+
+
+def test_64_threads_ask_for_64_models_with_room_for_two(counted):
+    handler = mapped(64, {}, Counted, max_models_per_worker_hint=2)
+    spec, sessions = InferenceSpec.of(handler), Sessions(Metrics())
+    made = {}
+    rows = {n: [(f"k{(n + at) % 64}", at) for at in range(128)] for n in range(64)}
+
+    def work(n):
+        made[n] = stream_of(spec, sessions, rows[n])
+
+    threads = [threading.Thread(target=work, args=[n]) for n in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sessions.close()
+    assert made == {n: answers_of(rows[n]) for n in range(64)}
+    assert max(MOST) <= 2
+    assert sum(LOADS.values()) < 64 * 64
+
+
+def test_keys_in_the_worst_order(counted):
+    rows = rows_of(4000, 200)
+    made, metrics = run(WAYS["here"], rows, mapped(200, {}, Counted, max_models_per_worker_hint=1))
+    assert made == answers_of(rows)
+    assert max(MOST) == 1
+    assert sum(LOADS.values()) == 200
+    assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 200
+
+
+def test_ten_thousand_keys_cost_nothing_by_themselves():
+    handler = mapped(10_000, {}, Scale)
+    before = threading.active_count()
+    made, metrics = run(WAYS["here"], rows_of(100, 3), handler)
+    assert made == answers_of(rows_of(100, 3))
+    assert threading.active_count() == before
+    assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 3
+
+
+# Resuming.
+
+
+def test_a_run_that_is_resumed_notices_a_model_that_has_changed(folder, tmp_path):
+    def go():
+        handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile())
+        with ps.Pipeline(workers=0, run_dir=tmp_path / "run") as p:
+            rows = p | ps.Create([(n % 12, n) for n in range(100)]) | "m" >> ps.RunInference(handler)
+            rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+
+    go()
+    (folder / "model-5.json").write_text(json.dumps({"number": 50}))
+    with pytest.raises(UsageError, match="model-5.json"):
+        go()
