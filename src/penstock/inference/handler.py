@@ -281,7 +281,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """From now on this handler is for the model at another path, or with another name; it is loaded in the same way.
         Called on a copy of the user's handler, before load_model(): for a model for each key, and for models that change."""
         raise UsageError(
-            f"{type(self).__name__} cannot be told another path: it must define update_model_path(self, model_path)"
+            f"{type(self).__name__} cannot be told another path: define update_model_path(self, model_path) if it "
+            "loads a file, or give every model a handler of its own: KeyModelMapping(keys, handler)"
         )
 
     def share_model_across_processes(self) -> bool:
