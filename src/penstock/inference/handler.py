@@ -186,6 +186,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         the pipeline was built, and in workers."""
         return ()
 
+    def model_bytes(self, model: ModelT) -> int | None:
+        """How many bytes a loaded model takes, on its device or else in RAM: what a memory budget counts, and the metric
+        model_byte_size. None: it is measured. To be defined for models whose memory cannot be seen from Python, or that
+        share most of it. Called once after load_model(), in its thread."""
+        return None
+
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """Limits on batches, by the names of the arguments of __init__()."""
         settings = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from penstock.errors import UsageError
 
@@ -21,6 +22,15 @@ def checked_path(model_path: object) -> str:
     if not isinstance(path, str) or not path:
         raise UsageError(f"update_model_path({model_path!r}): expected the path of a model, or its name")
     return path
+
+
+def checked_bytes(size: object) -> int | None:
+    """What model_bytes() gave, or UsageError."""
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, SupportsIndex) or operator.index(size) < 0:
+        raise UsageError(f"model_bytes() returned {size!r}; expected a whole number of bytes, or None")
+    return operator.index(size)
 
 
 def checked_columns(columns: Any) -> str | tuple[str, ...] | None:

@@ -53,9 +53,9 @@ class Reached:
 
 
 def counted_bytes(model: object, beside: Reached | None = None) -> SizeCount:
-    """What can be counted in a model within about 0.2 s, short lists of parts before long ones. Arrays and tensors that share memory
-    count once; what is in `beside` was there before, and does not count. No code of the model's own is called to look at it,
-    and nothing is raised."""
+    """What can be counted in a model within about 0.2 s, short lists of parts before long ones. Arrays and tensors that
+    share memory count once; what is in `beside` was there before, and does not count. No code of the model's own is called
+    to look at it, and nothing is raised."""
     walk = _Walk() if beside is None else _Walk(beside.objects.keys(), beside.buffers)
     walk.go(model)
     devices = {name: size for name, size in walk.bytes.items() if name != RAM}
@@ -87,9 +87,14 @@ class _Walk:
             each = waiting.popleft()
             if id(each) not in self.seen:
                 self.seen[id(each)] = each
-                with contextlib.suppress(Exception):  # of C code that is given half an object; it is not counted
-                    held = list(self._look(type(each))(each))
-                    (many.append if len(held) > MANY else waiting.extend)(held)
+                held = self._held_by(each)
+                (many.append if len(held) > MANY else waiting.extend)(held)
+
+    def _held_by(self, each: object) -> list[Any]:
+        try:
+            return list(self._look(type(each))(each))
+        except Exception:  # of a framework that is given half an object: it is not counted
+            return []
 
     def _look(self, kind: type) -> Look:
         look = self._looks.get(kind)
