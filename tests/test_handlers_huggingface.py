@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pickle
@@ -534,6 +535,68 @@ def test_weights_are_float32_on_a_cpu(tmp_path: Path) -> None:
     assert HuggingFacePipelineModelHandler("text-classification", path).load_model().dtype == torch.float32
     kept = HuggingFacePipelineModelHandler("text-classification", path, dtype="auto")
     assert kept.load_model().dtype == torch.bfloat16
+
+
+def with_other_words(model: str, folder: Path) -> str:
+    """The same model with other weights, and another tokenizer: "film" is two words."""
+    path = str(folder / "other")
+    torch.manual_seed(8)
+    config = transformers.AutoConfig.from_pretrained(model)
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(path)
+    vocab = folder / "vocab.txt"
+    words = [
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        *(word for word in WORDS if word not in ("film", "dull")),
+        "fi",
+        "##lm",
+    ]
+    vocab.write_text("\n".join(words))
+    transformers.BertTokenizer(str(vocab), model_max_length=16).save_pretrained(path)
+    return path
+
+
+def followed(handler: Any, place: str, examples: list[str]) -> Any:
+    """A copy that was told another place, after a look at what the first one says."""
+    changed = copy.copy(handler)
+    first = handler.model_id(), handler.prepare_key(), list(handler.model_files())
+    changed.update_model_path(place)
+    assert (handler.model_id(), handler.prepare_key(), list(handler.model_files())) == first
+    assert changed.prepare_key() != handler.prepare_key()
+    assert (changed.model_id(), list(changed.model_files())) == (place, [place])
+    assert lengths(changed, examples) != lengths(handler, examples)
+    return changed
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_pipeline_of_another_folder(named: bool, classifier: str, tmp_path: Path) -> None:
+    other = with_other_words(classifier, tmp_path)
+    own = {"tokenizer": classifier} if named else {}  # that of the model, given by name
+    handler = HuggingFacePipelineModelHandler("text-classification", classifier, load_pipeline_args=own)
+    changed = followed(handler, other, REVIEWS)
+    expected = HuggingFacePipelineModelHandler("text-classification", other)
+    made, wanted, before = (answers(each, REVIEWS)["score"] for each in (changed, expected, handler))
+    np.testing.assert_allclose(made, wanted)
+    assert not np.allclose(made, before)
+
+
+def test_a_pipeline_of_another_folder_keeps_a_tokenizer_of_its_own(classifier: str, tmp_path: Path) -> None:
+    other = with_other_words(classifier, tmp_path)
+    handler = HuggingFacePipelineModelHandler("text-classification", other, load_pipeline_args={"tokenizer": classifier})
+    copied = copy.copy(handler)
+    copied.update_model_path(shutil.copytree(other, tmp_path / "third"))
+    assert lengths(copied, REVIEWS) == lengths(HuggingFacePipelineModelHandler("text-classification", classifier), REVIEWS)
+    assert classifier in copied.model_files()
+
+
+def test_an_encoder_of_another_folder(tmp_path: Path, plain: SentenceTransformer) -> None:
+    other = str(shutil.copytree(MINILM, tmp_path / "other"))
+    settings = tmp_path / "other" / "sentence_bert_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "max_seq_length": 4}))
+    handler = SentenceTransformerModelHandler(MINILM)
+    changed = followed(handler, other, TEXTS)
+    expected = SentenceTransformer(other, device="cpu", local_files_only=True).encode(TEXTS)
+    np.testing.assert_allclose(answers(changed, TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(answers(handler, TEXTS), plain.encode(TEXTS), atol=1e-5)
 
 
 # In a pipeline.

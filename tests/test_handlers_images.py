@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import subprocess
@@ -230,6 +231,17 @@ def test_a_small_network(folder: Path, tmp_path: Path) -> None:
 def test_what_travels_is_small(echo: Any) -> None:
     value = prepared(echo(size=(32, 32)), encoded(pixels(300, 300)))[0]
     assert len(pickle.dumps(value)) < 32 * 32 * 3 + 300
+
+
+def test_a_copy_can_be_for_another_file(echo: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "doubling.pt")
+    torch.save({"weight": torch.tensor(2.0)}, path)
+    handler, image = echo(), encoded(pixels(6, 9))
+    changed = copy.copy(handler)
+    changed.update_model_path(path)
+    np.testing.assert_allclose(answers_of(changed, image), answers_of(handler, image) * 2)
+    assert (changed.model_id(), list(changed.model_files())) == (path, [path])
+    assert handler.model_id() != path
 
 
 # Images that are none.

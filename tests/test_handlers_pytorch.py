@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import os
@@ -233,6 +234,53 @@ def test_settings_are_kept(weights: str) -> None:
     assert plain.get_metrics_namespace() == "Penstock_PyTorch"
     assert plain.get_num_bytes(EXAMPLES) == 20
     assert not plain.takes_columns()
+
+
+def kind_of_file(kind: str, path: Path, factor: float) -> PytorchModelHandlerTensor:
+    """A handler for a model of one kind that is saved there: y = factor * x."""
+    model = torch.nn.Linear(1, 1)
+    model.load_state_dict({"weight": torch.tensor([[factor]]), "bias": torch.zeros(1)})
+    if kind == "state_dict_path":
+        return PytorchModelHandlerTensor(
+            state_dict_path=saved(path, model.state_dict()),
+            model_class=torch.nn.Linear,
+            model_params={"in_features": 1, "out_features": 1},
+        )
+    if kind == "torch_script_model_path":
+        torch.jit.save(torch.jit.script(model), path)
+        return PytorchModelHandlerTensor(torch_script_model_path=str(path))
+    rows = torch.export.Dim("rows", min=1, max=1024)
+    torch.export.save(torch.export.export(model, (torch.zeros(4, 1),), dynamic_shapes=({0: rows},)), path)
+    return PytorchModelHandlerTensor(exported_program_path=str(path), trusted=True)
+
+
+@pytest.mark.parametrize("kind", ["state_dict_path", "torch_script_model_path", "exported_program_path"])
+def test_a_copy_can_be_for_another_file(kind: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.pt2", tmp_path / "second.pt2"
+    handler = kind_of_file(kind, first, 2.0)
+    kind_of_file(kind, second, 3.0)
+    changed = copy.copy(handler)
+    changed.update_model_path(str(second))
+    for each, path, factor in [(changed, second, 3.0), (handler, first, 2.0)]:
+        assert answers_of(each) == pytest.approx([factor * float(example) for example in EXAMPLES])
+        assert (each.model_id(), list(each.model_files())) == (str(path), [str(path)])
+    pickle.loads(pickle.dumps(changed))
+
+
+def test_a_path_that_is_none(weights: str) -> None:
+    for wrong in ("", None, 3):
+        with pytest.raises(UsageError, match=r"update_model_path\(.*expected the path of a model"):
+            handler_of(weights).update_model_path(wrong)  # type: ignore[arg-type]
+
+
+def test_a_model_for_each_file_of_a_pattern(tmp_path: Path) -> None:
+    for name, factor in [("a", 2.0), ("b", 3.0)]:
+        saved(tmp_path / f"{name}.pt", {"linear.weight": torch.tensor([[factor]]), "linear.bias": torch.zeros(1)})
+    keyed = ps.KeyedModelHandler.from_pattern(f"{tmp_path}/{{key}}.pt", handler_of("the pattern counts"))
+    for name, factor in [("a", 2.0), ("b", 3.0), ("a", 2.0)]:
+        handler = keyed.unkeyed.handler_of(keyed.unkeyed.model_of(name))
+        assert answers_of(handler) == pytest.approx([factor * float(example) for example in EXAMPLES])
+        assert handler.model_id() == f"{tmp_path}/{name}.pt"
 
 
 # Outputs of every shape.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import subprocess
@@ -287,6 +288,19 @@ def test_the_numpy_handler_needs_no_pandas() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "skops\n")
+
+
+@pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
+def test_a_copy_can_be_for_another_file(handler_class: Any, tmp_path: Path) -> None:
+    uris = [str(tmp_path / f"{factor}.pickle") for factor in (1, 2)]
+    for factor, uri in enumerate(uris, start=1):
+        Path(uri).write_bytes(pickle.dumps(LinearRegression().fit(TABLE.to_pandas(), X[:, 0] * factor)))
+    handler = handler_class(uris[0], ModelFileType.PICKLE, trusted=True)
+    changed = copy.copy(handler)
+    changed.update_model_path(uris[1])
+    for each, uri, factor in [(changed, uris[1], 2), (handler, uris[0], 1)]:
+        assert answers_of(each, ROWS) == pytest.approx(X[:, 0] * factor)
+        assert (each.model_id(), list(each.model_files())) == (uri, [uri])
 
 
 # Rows that do not fit.

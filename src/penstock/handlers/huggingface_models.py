@@ -20,6 +20,7 @@ from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_tr
 from penstock.handlers.huggingface_tokens import length_of
 from penstock.handlers.pytorch_running import take_device_seconds
 from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import checked_path
 from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 InferenceArgs: TypeAlias = Mapping[str, Any] | None
 
 _DEVICES = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|meta)(:\d+)?")  # torch is asked about others
+_PARTS = ("tokenizer", "config", "feature_extractor", "image_processor", "processor")  # arguments that may name a folder
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -130,6 +132,13 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
         folders = (place for place in places if isinstance(place, (str, PathLike)))
         return [path for path in dict.fromkeys(str(folder) for folder in folders) if os.path.isdir(path)]
 
+    def update_model_path(self, model_path: str) -> None:
+        """Another folder, or another name in the cache or hub. Its tokenizer and other parts come from there, too, unless
+        the arguments of the load name another place for them."""
+        place, first = checked_path(model_path), self._model
+        own = {name: place for name in _PARTS if first and _is_place(self._load_args.get(name), first)}
+        self._model, self._load_args = place, {**self._load_args, **own}
+
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
         return sum(map(size_of, batch))
 
@@ -150,6 +159,10 @@ def tokenizer_of(files: ModelFiles, options: Mapping[str, Any], plainly: bool) -
         hub = {name: options[name] for name in (*files.hub, "trust_remote_code")}
         config = transformers.AutoConfig.from_pretrained(files.place, **folder, **hub)
         return load_by_transformers(transformers.AutoTokenizer.from_pretrained(files.place, **folder, **options), config)
+
+
+def _is_place(given: Any, place: str) -> bool:
+    return isinstance(given, (str, PathLike)) and os.fspath(given) == place
 
 
 def key_of(*settings: Any) -> str | None:

@@ -10,7 +10,7 @@ import logging
 import pickle
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from penstock.errors import InputError, MissingPackageError, UsageError
@@ -69,6 +69,14 @@ class ModelSource:
     @property
     def path(self) -> str:
         return str(self.state_dict_path or self.torch_script_model_path or self.exported_program_path)
+
+    def at(self, path: str) -> ModelSource:
+        """Another file of the same kind, loaded in the same way."""
+        if self.state_dict_path is not None:
+            return replace(self, state_dict_path=path)
+        if self.torch_script_model_path is not None:
+            return replace(self, torch_script_model_path=path)
+        return replace(self, exported_program_path=path)
 
     def load(self, device: torch.device) -> torch.nn.Module:
         """The model on the device, in evaluation mode. Raises InputError or UsageError when the file does not fit."""

@@ -9,6 +9,7 @@ from penstock.errors import PredictionCountError
 from penstock.handlers.pytorch_loading import ModelSource, device_name, on_gpu, usable_device
 from penstock.handlers.pytorch_running import run_on, take_device_seconds
 from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import checked_path
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult
 
@@ -79,6 +80,11 @@ class PytorchHandler(ModelHandler[ExampleT, PredictionResult, "torch.nn.Module"]
 
     def model_files(self) -> Sequence[str]:
         return (self._source.path,)
+
+    def update_model_path(self, model_path: str) -> None:
+        """Another file of the kind that was given: a state dict of the same model_class, a TorchScript model or an exported
+        program."""
+        self._source = self._source.at(checked_path(model_path))
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_PyTorch"

@@ -25,6 +25,7 @@ from penstock.handlers.sklearn_data import (
 from penstock.handlers.sklearn_loading import ModelFileType, check_trust, load_estimator
 from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import checked_path
 from penstock.io.files import without_secrets
 from penstock.rows import PredictionResult, without
 
@@ -148,6 +149,10 @@ class _SklearnModelHandler(ModelHandler[ExampleT, PredictionResult, "BaseEstimat
 
     def model_files(self) -> Sequence[str]:
         return (str(self._model_uri),)
+
+    def update_model_path(self, model_path: str) -> None:
+        """Another file of the same type, trusted like the first."""
+        self._model_uri = checked_path(model_path)
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_Sklearn"

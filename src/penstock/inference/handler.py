@@ -10,6 +10,13 @@ from penstock.batching.limits import BatchLimits
 from penstock.blocks import byte_size
 from penstock.errors import UsageError
 from penstock.inference.columns import Output
+from penstock.inference.handler_checks import (
+    check_copies,
+    check_function,
+    check_output,
+    checked_columns,
+    checked_variables,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,16 +95,16 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         self._lookahead_bytes = lookahead_bytes
         self._batch_size_buckets = tuple(batch_size_buckets)
         self._length_buckets = tuple(length_buckets)
-        self._env_vars = _checked_variables(env_vars)
+        self._env_vars = checked_variables(env_vars)
         self._large_model = large_model
         self._model_copies = model_copies
-        self._columns = _checked_columns(columns)
-        _check_output(output_column, output_prefix)
+        self._columns = checked_columns(columns)
+        check_output(output_column, output_prefix)
         self._output_column, self._output_prefix = output_column, output_prefix
         if not isinstance(large_model, bool):
             raise UsageError(f"large_model={large_model!r}: expected True or False")
         if batch_length_fn is not None:
-            _check_function("batch_length_fn=", batch_length_fn)
+            check_function("batch_length_fn=", batch_length_fn)
         check_copies(model_copies)
         if type(self).batch_elements_kwargs is ModelHandler.batch_elements_kwargs:
             BatchLimits.of(self.batch_elements_kwargs())
@@ -178,6 +185,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         same model, and whether it is small enough to be loaded in all workers at once. Called in the user's process, where
         the pipeline was built, and in workers."""
         return ()
+
+    def model_bytes(self, model: ModelT) -> int | None:
+        """How many bytes a loaded model takes, on its device or else in RAM: what a memory budget counts, and the metric
+        model_byte_size. None: it is measured. To be defined for models whose memory cannot be seen from Python, or that
+        share most of it. Called once after load_model(), in its thread."""
+        return None
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """Limits on batches, by the names of the arguments of __init__()."""
@@ -274,7 +287,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """From now on this handler is for the model at another path, or with another name; it is loaded in the same way.
         Called on a copy of the user's handler, before load_model(): for a model for each key, and for models that change."""
         raise UsageError(
-            f"{type(self).__name__} cannot be told another path: it must define update_model_path(self, model_path)"
+            f"{type(self).__name__} cannot be told another path: define update_model_path(self, model_path) if it "
+            "loads a file, or give every model a handler of its own: KeyModelMapping(keys, handler)"
         )
 
     def share_model_across_processes(self) -> bool:
@@ -295,12 +309,12 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
 
     def with_preprocess_fn(self: SelfT, fn: Callable[[Any], Any]) -> SelfT:
         """This handler with fn(row) before the model. As in Beam, the last one attached runs first."""
-        _check_function("with_preprocess_fn", fn)
+        check_function("with_preprocess_fn", fn)
         return self._changed(_preprocess_fns=(fn, *self._preprocess_fns))
 
     def with_postprocess_fn(self: SelfT, fn: Callable[[Any], Any]) -> SelfT:
         """This handler with fn(answer) after the model; several run in the order they were attached."""
-        _check_function("with_postprocess_fn", fn)
+        check_function("with_postprocess_fn", fn)
         return self._changed(_postprocess_fns=(*self._postprocess_fns, fn))
 
     def with_no_batching(self: SelfT) -> SelfT:
@@ -318,46 +332,6 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         changed = copy.copy(self)
         changed.__dict__.update(attributes)
         return changed
-
-
-def check_copies(copies: object) -> None:
-    """UsageError unless it is a number of model copies."""
-    if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
-        raise UsageError(f"model_copies={copies!r}: expected a whole number of at least 1, or None")
-
-
-def _checked_columns(columns: Any) -> str | tuple[str, ...] | None:
-    """The names of columns, or UsageError."""
-    names = [columns] if isinstance(columns, str) else columns
-    if names is None:
-        return None
-    is_list = isinstance(names, Sequence) and names and all(isinstance(name, str) and name for name in names)
-    if not is_list or len(set(names)) < len(names):
-        raise UsageError(f"columns={columns!r}: expected the name of a column, or a list of different names")
-    return columns if isinstance(columns, str) else tuple(names)
-
-
-def _check_output(column: object, prefix: object) -> None:
-    for name, given in [("output_column", column), ("output_prefix", prefix)]:
-        if given is not None and (not isinstance(given, str) or not given):
-            raise UsageError(f"{name}={given!r}: expected text")
-    if column is not None and prefix is not None:
-        raise UsageError("output_column= names one column, output_prefix= begins a name for each output; give one of them")
-
-
-def _checked_variables(variables: object) -> dict[str, str]:
-    if variables is not None and not isinstance(variables, Mapping):
-        raise UsageError(f'env_vars={variables!r}: expected a dict of text, such as {{"OMP_NUM_THREADS": "1"}}')
-    for name, value in (variables or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise UsageError(f'env_vars={{{name!r}: {value!r}}}: expected text for both: {{"{name}": "{value}"}}')
-    return dict(variables or {})
-
-
-def _check_function(method: str, fn: object) -> None:
-    if not callable(fn):
-        given = f"{method}{fn!r}" if method.endswith("=") else f"{method}({fn!r})"
-        raise UsageError(f"{given}: expected a function of one row")
 
 
 def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:

@@ -14,8 +14,6 @@ from penstock.blocks import Block, pick_rows, row_at, row_count, slice_rows
 from penstock.errors import (
     BadRowsError,
     EngineError,
-    ModelLoadError,
-    PenstockError,
     PredictionCountError,
     StepError,
     UsageError,
@@ -24,8 +22,10 @@ from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handl
 from penstock.forks import end_if_forked, this_process
 from penstock.inference.calls import call_model, checked_answers, filled
 from penstock.inference.handler import AnnouncingHandler, ModelHandler, variables_of
+from penstock.inference.model_loading import load_model_of
 from penstock.inference.slow import SlowCalls
-from penstock.models.loading import LoadedModel, load
+from penstock.models.activity import BATCHES
+from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
 from penstock.row_copies import own_rows
@@ -104,14 +104,7 @@ class ModelCopy:
         with self._loading:
             if self._loaded is not None:
                 return None
-            try:
-                self._loaded = load(self.handler.load_model, self._variables)
-            except PenstockError:
-                raise
-            except BaseException as exc:
-                let_through(exc)
-                what = f"{type(self.handler).__name__}.load_model() raised {type(exc).__name__}: {safe_str(exc)}"
-                raise ModelLoadError(f"step {self.step!r}: {what}") from exc
+            self._loaded = load_model_of(self.handler, self.step, self._variables)
             return self._loaded
 
     def outcomes(
@@ -165,7 +158,7 @@ class ModelCopy:
     @property
     def bytes(self) -> int:
         """By how much this process grew when the model was loaded."""
-        return 0 if self._loaded is None else self._loaded.bytes
+        return 0 if self._loaded is None else self._loaded.grown or self._loaded.ram
 
     def is_thread_safe(self) -> bool:
         """Whether several threads may call the model that is loaded at once."""
@@ -353,6 +346,7 @@ class ModelCopy:
         given = filled(batch, self._size_buckets) if self._size_buckets else batch
         if self._slow is not None:
             self._slow.begin()
+        BATCHES.begin()
         began = this_process()
         self.handler.device_seconds()  # what an earlier call has left
         try:
@@ -360,6 +354,7 @@ class ModelCopy:
             self._own.device_seconds = self.handler.device_seconds()
         finally:
             end_if_forked(began, self.step)
+            BATCHES.end()
             if self._slow is not None:
                 self._slow.end()
         return answers if given is batch else cut(answers, 0, row_count(batch))

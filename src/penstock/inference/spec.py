@@ -15,11 +15,11 @@ from penstock.failures import Handling
 from penstock.inference.columns import Output
 from penstock.inference.handler import (
     ModelHandler,
-    check_copies,
     describes_same_model,
     output_of,
     variables_of,
 )
+from penstock.inference.handler_checks import check_copies
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.path import RowPath
 from penstock.models.memory import named_gpus

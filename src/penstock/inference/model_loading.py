@@ -1,0 +1,36 @@
+"""Loading the model of a handler, and asking the handler how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from penstock.errors import ModelLoadError, PenstockError
+from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import checked_bytes
+from penstock.models.loading import LoadedModel, load
+from penstock.rows import let_through, safe_str
+
+T = TypeVar("T")
+
+
+def load_model_of(handler: ModelHandler[Any, Any, Any], step: str, variables: Mapping[str, str]) -> LoadedModel:
+    """Load it with these variables in the environment. ModelLoadError if the handler raises."""
+
+    def asked(method: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except PenstockError:
+            raise
+        except BaseException as exc:
+            let_through(exc)
+            what = f"{type(handler).__name__}.{method}() raised {type(exc).__name__}: {safe_str(exc)}"
+            raise ModelLoadError(f"step {step!r}: {what}") from exc
+
+    return load(
+        lambda: asked("load_model", handler.load_model),
+        variables,
+        model_files=handler.model_files,
+        declared_bytes=lambda model: checked_bytes(asked("model_bytes", lambda: handler.model_bytes(model))),
+        beside=handler,
+    )
