@@ -123,7 +123,7 @@ def test_a_default_takes_the_other_keys(way):
         (lambda: ps.KeyedModelHandler([ps.KeyModelMapping([], Scale())]), "a list of keys"),
         (lambda: ps.KeyedModelHandler([ps.KeyModelMapping(["a"], "b.pt")]), "expected a ModelHandler"),
         (lambda: ps.KeyedModelHandler(Scale(), memory_budget="1GB"), "memory_budget=...\\) is for a model for each key"),
-        (lambda: mapped(1, {}, memory_budget="much"), 'memory_budget=\'much\': expected bytes, or a size such as "8GB"'),
+        (lambda: mapped(1, {}, memory_budget="much"), "memory_budget='much': expected bytes, or a size such as \"8GB\""),
         (lambda: mapped(1, {}, max_models_per_worker_hint=0), "max_models_per_worker_hint=0: expected a whole number"),
         (lambda: ps.KeyedModelHandler.from_pattern("models/a.pt", Scale()), r'"models/\{key\}.pt"'),
         (lambda: ps.KeyedModelHandler.from_pattern("m/{key}", Scale()), "update_model_path"),
@@ -195,7 +195,9 @@ def test_a_key_names_one_file_of_the_folder_and_no_other(folder):
 def test_functions_of_each_model_and_of_all(way):
     handler = ps.KeyedModelHandler(
         [
-            ps.KeyModelMapping(["a"], Scale(1, **way[1]).with_preprocess_fn(int).with_postprocess_fn(lambda made: made + 0.5)),
+            ps.KeyModelMapping(
+                ["a"], Scale(1, **way[1]).with_preprocess_fn(int).with_postprocess_fn(lambda made: made + 0.5)
+            ),
             ps.KeyModelMapping(["b"], Scale(2, **way[1])),
         ]
     )
@@ -205,7 +207,9 @@ def test_functions_of_each_model_and_of_all(way):
 
 
 def test_rows_that_functions_of_a_model_fail_for_leave_by_their_outputs():
-    picky = Scale(1).with_preprocess_fn(lambda row: row if 1 / row else row).with_postprocess_fn(lambda made: 1 // (made - 2001))
+    picky = (
+        Scale(1).with_preprocess_fn(lambda row: row if 1 / row else row).with_postprocess_fn(lambda made: 1 // (made - 2001))
+    )
     handler = ps.KeyedModelHandler([ps.KeyModelMapping(["a"], picky), ps.KeyModelMapping(["b"], Scale(2))])
     pipeline = ps.Pipeline(workers=0)
     rows = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 2)]
@@ -276,7 +280,12 @@ def test_a_column_of_keys(way, kind, tmp_path):
     settings = {**way[1], "columns": "value", "output_column": "score"}
     handler = mapped(7, settings, kind, max_models_per_worker_hint=2, key_column="customer")
     with ps.Pipeline(**way[0]) as p:
-        p | ps.ReadFromParquet(str(tmp_path / "in.parquet")) | ps.RunInference(handler) | ps.WriteToParquet(str(tmp_path / "out"))
+        (
+            p
+            | ps.ReadFromParquet(str(tmp_path / "in.parquet"))
+            | ps.RunInference(handler)
+            | ps.WriteToParquet(str(tmp_path / "out"))
+        )
     made = pq.read_table(tmp_path / "out")
     assert made.column_names == ["id", "customer", "value", "score", "score_model_id"]
     assert made["id"].to_pylist() == list(range(1000))

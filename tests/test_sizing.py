@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,19 @@ def test_a_load_that_fails_does_not_disturb_the_next() -> None:
     with pytest.raises(ZeroDivisionError):
         load(lambda: 1 // 0, {})
     assert load(lambda: mapped(50 * MB), {}).bytes > 40 * MB
+
+
+def test_a_model_that_was_counted_is_freed_with_its_last_user():
+    class Model:
+        pass
+
+    model = Model()
+    model.itself = [Model()]
+    seen = weakref.ref(model.itself[0])
+    assert counted_bytes(model).ram > 0
+    gc.disable()
+    try:
+        del model
+        assert seen() is None
+    finally:
+        gc.enable()

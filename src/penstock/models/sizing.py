@@ -58,6 +58,7 @@ def counted_bytes(model: object, beside: Reached | None = None) -> SizeCount:
     to look at it, and nothing is raised."""
     walk = _Walk() if beside is None else _Walk(beside.objects.keys(), beside.buffers)
     walk.go(model)
+    walk.seen.clear()
     devices = {name: size for name, size in walk.bytes.items() if name != RAM}
     return SizeCount(walk.bytes.get(RAM, 0), devices)
 
@@ -74,6 +75,14 @@ class _Walk:
         self._looks: dict[type, Look] = {}
 
     def go(self, root: object) -> None:
+        """All that can be reached is in `seen` then. Nothing refers to the walk itself any more: a model that nobody uses is
+        freed at once, and not when its cycle is found."""
+        try:
+            self._go(root)
+        finally:
+            self._looks.clear()
+
+    def _go(self, root: object) -> None:
         waiting = deque([root])
         many: deque[list[Any]] = deque()
         until = time.thread_time() + MOST_SECONDS
