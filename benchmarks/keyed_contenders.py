@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from keyed_inputs import Model, Row, Tally, key_of, make_rows, model_path
@@ -44,25 +45,27 @@ def penstock_keyed(
     journal: bool = False,
     memory: bool = False,
 ) -> dict[str, Any]:
-    """Answers are added up on the way, so that none are kept; the parts come out."""
-    made = make_rows(rows, models)
+    """Answers are added up on the way, so that none are kept; the parts are written, as a run with a journal has no other
+    output."""
+    made, tally = make_rows(rows, models), Tally()
     one = Handler("", large_model=large_model)
     handler = ps.KeyedModelHandler.from_pattern(model_path(folder, "{key}"), one, memory_budget=budget)
-    with tempfile.TemporaryDirectory() as run_dir, Watched(memory) as watched, Stopwatch() as watch:
-        p = ps.Pipeline(workers=workers, **({"run_dir": run_dir} if journal else {}))
-        answers = p | ps.Create(made) | ps.RunInference(handler)
-        parts = (answers | ps.MapBatches(_tallied, batch_size=4_096)).collect()
-    tally = Tally()
-    tally.merge(parts)
+    with tempfile.TemporaryDirectory() as output:
+        settings = {"run_dir": f"{output}/run"} if journal else {}
+        with Watched(memory) as watched, Stopwatch() as watch, ps.Pipeline(workers=workers, **settings) as p:
+            answers = p | ps.Create(made) | ps.RunInference(handler)
+            answers | ps.MapBatches(_tallied, batch_size=4_096) | ps.WriteToText(f"{output}/parts")
+        for path in Path(output, "parts").iterdir():
+            tally.merge([tuple(map(int, line.split())) for line in path.read_text().splitlines()])
     told = sum(count for key, count in p.result.metrics.counters.items() if key.name == "model_loads")
     figures = {**watched.figures(), "told loads": told}
     return outcome(watch, tally.rows, tally.checked(folder, rows, models)) | {"figures": figures}
 
 
-def _tallied(answers: list[Row]) -> list[tuple[int, int]]:
+def _tallied(answers: list[Row]) -> list[str]:
     tally = Tally()
     tally.add(answers)
-    return [(tally.rows, tally.total)]
+    return [f"{tally.rows} {tally.total}"]
 
 
 def loop(folder: str, models: int, rows: int, capacity: int, memory: bool = False) -> dict[str, Any]:
