@@ -9,6 +9,7 @@ milliseconds of copying, and never waits for a disk.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -79,12 +80,23 @@ def _position(number: int) -> int:
 
 
 def _note_load() -> None:
-    """A line with this process and the time. Written at once, so that those of several processes do not mix."""
+    """A line with this process, the time, and the memory that is its own before the load. Written at once, so that those of
+    several processes do not mix."""
     path = os.environ.get(LOADED)
     if path:
+        line = f"{os.getpid()} {time.time()} {own_bytes(Path('/proc/self'))}\n"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{os.getpid()} {time.time()}\n".encode())
+        os.write(file, line.encode())
         os.close(file)
+
+
+def own_bytes(folder: Path) -> int:
+    """A process's memory that is neither of files nor shared (RssAnon), from its /proc folder; 0 if it has ended."""
+    try:
+        match = re.search(r"^RssAnon:\s+(\d+) kB", (folder / "status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) * 1024 if match else 0
 
 
 class Tally:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from keyed_inputs import LOADED
+from keyed_inputs import LOADED, own_bytes
 from measure import MARK, SAMPLE_EVERY, marked, proportional_bytes
 
 
@@ -56,42 +55,27 @@ class Watched:
         loads = [line.split() for line in (self._folder / "loads").read_text().splitlines()]
         if not self._memory:
             return {"loads": len(loads)}
-        first: dict[str, float] = {}
-        for process, at in loads:
-            first.setdefault(process, float(at))
+        before = {process: int(size) for process, _, size in reversed(loads)}
         samples = [Sample(*json.loads(line)) for line in self._samples.read_text().split("\n")[:-1]]
-        return {"loads": len(loads), "own": _most_own(samples, first), "all": _most_of_all(samples, first)}
+        first = min(float(at) for _, at, _ in loads)
+        return {"loads": len(loads), "own": _most_own(samples, before), "all": _most_of_all(samples, first)}
 
 
-def _most_own(samples: list[Sample], first: dict[str, float]) -> int:
-    before = {process: _before(samples, process, at) for process, at in first.items()}
+def _most_own(samples: list[Sample], before: dict[str, int]) -> int:
     return max(sum(each.own.get(process, size) - size for process, size in before.items()) for each in samples)
 
 
-def _before(samples: list[Sample], process: str, first: float) -> int:
-    sizes = [each.own[process] for each in samples if each.time < first and process in each.own]
-    return sizes[-1] if sizes else 0
-
-
-def _most_of_all(samples: list[Sample], first: dict[str, float]) -> int:
-    before = [each.shared_out for each in samples if each.time < min(first.values())]
+def _most_of_all(samples: list[Sample], first: float) -> int:
+    before = [each.shared_out for each in samples if each.time < first]
     return max(each.shared_out for each in samples) - before[-1]
 
 
 def _look(mark: str) -> Sample:
     """Now. Its time is that of the end of the look: what counts as before a load has nothing of it."""
     folders = [folder for folder in marked(mark) if folder.name != str(os.getpid())]
-    own = {folder.name: _own_bytes(folder) for folder in folders}
+    own = {folder.name: own_bytes(folder) for folder in folders}
     shared_out = sum(map(proportional_bytes, folders))
     return Sample(time.time(), shared_out, own)
-
-
-def _own_bytes(folder: Path) -> int:
-    try:
-        match = re.search(r"^RssAnon:\s+(\d+) kB", (folder / "status").read_text(), re.MULTILINE)
-    except OSError:  # it ended
-        return 0
-    return int(match[1]) * 1024 if match else 0
 
 
 def watch(mark: str, path: str) -> NoReturn:
