@@ -56,7 +56,8 @@ def penstock_keyed(
             answers = p | ps.Create(made) | ps.RunInference(handler)
             answers | ps.MapBatches(_tallied, batch_size=4_096) | ps.WriteToText(f"{output}/parts")
         for path in Path(output, "parts").iterdir():
-            tally.merge([tuple(map(int, line.split())) for line in path.read_text().splitlines()])
+            for line in path.read_text().splitlines():
+                tally.merge(*map(int, line.split()))
     told = sum(count for key, count in p.result.metrics.counters.items() if key.name == "model_loads")
     figures = {**watched.figures(), "told loads": told}
     return outcome(watch, tally.rows, tally.checked(folder, rows, models)) | {"figures": figures}

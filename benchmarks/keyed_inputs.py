@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ class Tally:
             self.rows += 1
             self.total += (int(key) + 1) * answer
 
-    def merge(self, parts: Sequence[tuple[int, int]]) -> None:
-        self.rows += sum(rows for rows, _ in parts)
-        self.total += sum(total for _, total in parts)
+    def merge(self, rows: int, total: int) -> None:
+        self.rows += rows
+        self.total += total
 
     def checked(self, folder: str, rows: int, models: int) -> str:
         """The checksum, and whether it is the right one for these rows."""
