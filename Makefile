@@ -43,6 +43,7 @@ bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/places.py
 	.venv-bench/bin/python benchmarks/poison.py
 	.venv-bench/bin/python benchmarks/journal.py
+	.venv-bench/bin/python benchmarks/keyed.py
 
 # pip, not uv: it finds the pinned build of torch. An environment is made anew when the dependencies change.
 .venv-%/ready: pyproject.toml

@@ -97,11 +97,11 @@ def _wait(process: subprocess.Popen[bytes], watched: str | None) -> int:
             break
         except subprocess.TimeoutExpired:
             if watched:
-                peak = max(peak, sum(map(_proportional_bytes, _marked(watched))))
+                peak = max(peak, sum(map(proportional_bytes, marked(watched))))
     return peak
 
 
-def _marked(mark: str) -> list[Path]:
+def marked(mark: str) -> list[Path]:
     """The /proc folders of the processes that carry this mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
@@ -114,7 +114,7 @@ def _marked(mark: str) -> list[Path]:
     return found
 
 
-def _proportional_bytes(folder: Path) -> int:
+def proportional_bytes(folder: Path) -> int:
     """A process's memory, with what it shares counted in shares (PSS), so that a sum counts nothing twice."""
     try:
         match = re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
@@ -124,7 +124,7 @@ def _proportional_bytes(folder: Path) -> int:
 
 
 def _kill_all(mark: str) -> None:
-    while left := _marked(mark):
+    while left := marked(mark):
         for folder in left:
             try:
                 os.kill(int(folder.name), signal.SIGKILL)

@@ -81,7 +81,7 @@ def section(title: str, outcomes: Outcomes, checks: Iterable[Check]) -> list[str
 def _case_table(outcomes: Outcomes) -> list[str]:
     rows = [["case", "seconds (median)", "min - max", "with imports", "rows/s", "peak memory", "checksum"]]
     rows += [_case_row(name, runs) for name, runs in outcomes.items()]
-    return _table(rows)
+    return table(rows)
 
 
 def _case_row(name: str, runs: Sequence[Outcome]) -> list[str]:
@@ -114,10 +114,10 @@ def check_table(checks: Iterable[Check]) -> list[str]:
         low, middle, high = min(check.values), statistics.median(check.values), max(check.values)
         spread = f"{low:.3g} - {high:.3g}"
         rows.append([check.label, f"{middle:.3g}{check.unit}", spread, target, check.verdict])
-    return _table(rows)
+    return table(rows)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
