@@ -22,7 +22,7 @@ from penstock.journal.errors import KEPT
 from penstock.journal.status import status, verify
 from penstock.observe.progress import StageProgress
 from penstock.observe.result import RunResult
-from penstock.observe.summary import summary, warnings
+from penstock.observe.summary import models, summary, warnings
 from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import ENGINES, Engine, Graph, Pipeline, RunHandle, engine_named, engine_override
@@ -262,6 +262,8 @@ class _Reported:
         for warning in warnings(result):
             _say(f"penstock: warning: {warning}")
         _say(f"penstock: {summary(result, self._options.run_dir)}")
+        for told in models(result):
+            _say(f"penstock: {told}")
         return result
 
 

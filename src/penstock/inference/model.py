@@ -85,6 +85,7 @@ class ModelCopy:
         *,
         watched: bool = False,
         prepared: bool = False,
+        one_of_many: bool = False,
     ) -> None:
         """watched: a thread tells of a call that does not end. prepared: this process has the handler's variables in its
         environment, and maybe a device of its own: they are not set again."""
@@ -92,6 +93,7 @@ class ModelCopy:
         self._slow = SlowCalls(step) if watched else None
         self.handler = handler
         self._variables = {} if prepared else variables_of(handler)
+        self._one_of_many = one_of_many
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
         self._loading = threading.Lock()
@@ -104,7 +106,7 @@ class ModelCopy:
         with self._loading:
             if self._loaded is not None:
                 return None
-            self._loaded = load_model_of(self.handler, self.step, self._variables)
+            self._loaded = load_model_of(self.handler, self.step, self._variables, one_of_many=self._one_of_many)
             return self._loaded
 
     def outcomes(

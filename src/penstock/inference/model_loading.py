@@ -14,7 +14,9 @@ from penstock.rows import let_through, safe_str
 T = TypeVar("T")
 
 
-def load_model_of(handler: ModelHandler[Any, Any, Any], step: str, variables: Mapping[str, str]) -> LoadedModel:
+def load_model_of(
+    handler: ModelHandler[Any, Any, Any], step: str, variables: Mapping[str, str], *, one_of_many: bool = False
+) -> LoadedModel:
     """Load it with these variables in the environment. ModelLoadError if the handler raises."""
 
     def asked(method: str, call: Callable[[], T]) -> T:
@@ -33,4 +35,5 @@ def load_model_of(handler: ModelHandler[Any, Any, Any], step: str, variables: Ma
         model_files=handler.model_files,
         declared_bytes=lambda model: checked_bytes(asked("model_bytes", lambda: handler.model_bytes(model))),
         beside=handler,
+        one_of_many=one_of_many,
     )

@@ -63,4 +63,4 @@ class Residents:
             assert isinstance(handler, ModelsByKey)
             handler = handler.handler_of(str(model))
         buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
-        return ModelCopy(self._step, handler, buckets, **self._how)
+        return ModelCopy(self._step, handler, buckets, one_of_many=model is not None, **self._how)

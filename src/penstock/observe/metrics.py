@@ -41,6 +41,24 @@ class Distribution:
         self.max = max(self.max, other.max)
 
 
+@dataclass(slots=True)
+class ModelUse:
+    """What one of many models has cost."""
+
+    bytes: int = 0  # when it was last loaded
+    loads: int = 0
+    unloads: int = 0
+    hits: int = 0  # blocks of rows that found it loaded
+    seconds: float = 0.0  # of loading
+
+    def add(self, more: ModelUse) -> None:
+        self.bytes = more.bytes or self.bytes
+        self.loads += more.loads
+        self.unloads += more.unloads
+        self.hits += more.hits
+        self.seconds += more.seconds
+
+
 @dataclass
 class Metrics:
     """Values by step, namespace and name. Not locked: whoever shares one between threads holds a lock."""
@@ -48,6 +66,7 @@ class Metrics:
     counters: dict[MetricKey, int] = field(default_factory=dict)
     distributions: dict[MetricKey, Distribution] = field(default_factory=dict)
     notes: dict[MetricKey, str] = field(default_factory=dict)  # the newest words on something that was found
+    models: dict[MetricKey, ModelUse] = field(default_factory=dict)  # by name, where a step has many
 
     def count(self, key: MetricKey, n: int = 1) -> None:
         self.counters[key] = self.counters.get(key, 0) + n
@@ -61,19 +80,24 @@ class Metrics:
             found = self.distributions[key] = Distribution()
         return found
 
+    def used(self, key: MetricKey, use: ModelUse) -> None:
+        """What a model has cost besides."""
+        self.models.setdefault(key, ModelUse()).add(use)
+
     def merge(self, other: Metrics) -> None:
         for key, n in other.counters.items():
             self.count(key, n)
         for key, distribution in other.distributions.items():
             self.distribution_of(key).merge(distribution)
         self.notes.update(other.notes)
+        for key, use in other.models.items():
+            self.used(key, use)
 
     def drain(self) -> Metrics:
         """What was recorded since the last drain."""
-        drained = Metrics(dict(self.counters), dict(self.distributions), dict(self.notes))
-        self.counters.clear()
-        self.distributions.clear()
-        self.notes.clear()
+        drained = Metrics(dict(self.counters), dict(self.distributions), dict(self.notes), dict(self.models))
+        for kept in (self.counters, self.distributions, self.notes, self.models):
+            kept.clear()
         return drained
 
     def renamed(self, names: Mapping[str, str]) -> Metrics:
@@ -86,6 +110,7 @@ class Metrics:
             {renamed(key): n for key, n in self.counters.items()},
             {renamed(key): distribution for key, distribution in self.distributions.items()},
             {renamed(key): note for key, note in self.notes.items()},
+            {renamed(key): use for key, use in self.models.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -94,6 +119,7 @@ class Metrics:
             "counters": [[*key, n] for key, n in self.counters.items()],
             "distributions": [[*key, d.count, d.sum, d.min, d.max] for key, d in self.distributions.items() if d.count],
             "notes": [[*key, note] for key, note in self.notes.items()],
+            "models": [[*key, u.bytes, u.loads, u.unloads, u.hits, u.seconds] for key, u in self.models.items()],
         }
 
     @classmethod
@@ -102,6 +128,7 @@ class Metrics:
             {MetricKey(*key): n for *key, n in told["counters"]},
             {MetricKey(*each[:3]): Distribution(*each[3:]) for each in told["distributions"]},
             {MetricKey(*key): note for *key, note in told["notes"]},
+            {MetricKey(*each[:3]): ModelUse(*each[3:]) for each in told.get("models", ())},
         )
 
     def by_step(self) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from penstock.observe.result import RunResult, StepCount
 
 MOST_STEPS = 5  # whose failures are told one by one
+MOST_MODELS = 10  # whose loads are
 
 
 def rows_read(counts: Mapping[str, StepCount]) -> int:
@@ -34,6 +35,19 @@ def warnings(result: RunResult) -> list[str]:
         for label, count in result.counts.items()
         if count.rows_in and count.rows_failed == count.rows_in
     ]
+
+
+def models(result: RunResult) -> list[str]:
+    """Of steps with many models: how often they were loaded, and which cost most."""
+    used = result.metrics.models
+    told = []
+    for step in dict.fromkeys(key.step for key in used):
+        uses = {key.name: use for key, use in used.items() if key.step == step}
+        loads, seconds = sum(use.loads for use in uses.values()), sum(use.seconds for use in uses.values())
+        most = sorted(uses, key=lambda name: -uses[name].seconds)[:MOST_MODELS]
+        top = [f"{name} ({uses[name].loads:,} x, {uses[name].seconds:.2g} s)" for name in most]
+        told.append(f"step {step!r}: {len(uses):,} models, {loads:,} loads in {seconds:.1f} s; most: {', '.join(top)}")
+    return told
 
 
 def _failed(counts: Mapping[str, StepCount]) -> str:

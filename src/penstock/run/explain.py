@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.batching.aim import Aiming
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import available_bytes, file_bytes
-from penstock.models.place import Surroundings, choose_place, is_small
+from penstock.models.place import Place, Surroundings, choose_place, is_small
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
 from penstock.steps.stage import Outlet, Step
+
+SAMPLED = 100  # files of models, to see how large they are
 
 
 def explain(job: Job, size: RunSize) -> str:
@@ -120,7 +123,7 @@ def _details(step: Step, around: Surroundings) -> list[str]:
     spec = model.fixed() if around.deterministic else model
     limits = spec.limits
     place = choose_place(spec.wishes(), around)
-    parts = [place.describe(around.in_process)]
+    parts = [place.describe(around.in_process) if spec.by_key is None else _many_models(spec.by_key, place, around)]
     if spec.path.prebatched:
         parts.append("rows are batches already")
     else:
@@ -129,9 +132,26 @@ def _details(step: Step, around: Surroundings) -> list[str]:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
+    if (
+        place.measured
+        and spec.by_key is None
+        and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes())
+    ):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return parts
+
+
+def _many_models(models: ModelsByKey, place: Place, around: Surroundings) -> str:
+    """Where they are, what they may take there, and how many that could be."""
+    where = f"in {place.copies} process{'es' if place.copies > 1 else ''} of a host ({place.why})" if place.hosted else ""
+    where = where or ("in this process" if around.in_process else "in each worker process")
+    budget = models.budget_or_default().shared(1 if place.hosted else around.workers)
+    assert budget.bytes is not None
+    sizes = [size for path in models.model_files()[:SAMPLED] if (size := file_bytes(lambda path=path: [path])) is not None]
+    limits = [budget.bytes * len(sizes) // max(1, sum(sizes))] if sizes else []
+    limits += [budget.models * place.copies] if budget.models is not None else []
+    room = f", about {min(limits):,} of them" if limits else ""
+    return f"{models.describe()}, {where}, at most {budget.bytes / 1e9:.3g} GB at once{room}"
 
 
 def _batches(spec: InferenceSpec) -> str:
