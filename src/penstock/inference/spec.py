@@ -125,6 +125,7 @@ class InferenceSpec:
             isolated=handling is not None and handling.use_subprocess,
             accelerator=handler.accelerator(),
             gpus=None if gpus is None else named_gpus(gpus),
+            many=self.by_key is not None,
         )
 
 

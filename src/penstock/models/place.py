@@ -38,6 +38,7 @@ class Wishes:
     isolated: bool = False
     accelerator: str | None = None  # "gpu": any of them; or one by its name
     gpus: tuple[str, ...] | None = None  # that it may use, if the user says so
+    many: bool = False  # it is one of many, which have a budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     for holds, why, copies in reasons:
         if holds:
             return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout)
-    return Place(hosted=False, why="the default", measured=around.workers > 1)
+    return Place(hosted=False, why="the default", measured=around.workers > 1 and not wishes.many)
 
 
 def is_small(file_bytes: int | None, copies: int, available: int) -> bool:

@@ -132,11 +132,7 @@ def _details(step: Step, around: Surroundings) -> list[str]:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
-    if (
-        place.measured
-        and spec.by_key is None
-        and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes())
-    ):
+    if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return parts
 
@@ -147,8 +143,9 @@ def _many_models(models: ModelsByKey, place: Place, around: Surroundings) -> str
     where = where or ("in this process" if around.in_process else "in each worker process")
     budget = models.budget_or_default().shared(1 if place.hosted else around.workers)
     assert budget.bytes is not None
-    sizes = [size for path in models.model_files()[:SAMPLED] if (size := file_bytes(lambda path=path: [path])) is not None]
-    limits = [budget.bytes * len(sizes) // max(1, sum(sizes))] if sizes else []
+    files = models.model_files()[:SAMPLED]
+    size = file_bytes(lambda: files)
+    limits = [budget.bytes * len(files) // max(1, size)] if size is not None else []
     limits += [budget.models * place.copies] if budget.models is not None else []
     room = f", about {min(limits):,} of them" if limits else ""
     return f"{models.describe()}, {where}, at most {budget.bytes / 1e9:.3g} GB at once{room}"
