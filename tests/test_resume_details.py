@@ -424,8 +424,8 @@ def test_all_digests_are_in_the_manifest_however_long_they_take(folder, monkeypa
 def test_inputs_are_digested_up_to_a_size_or_as_the_user_wants(folder, monkeypatch, wanted, room, made):
     """The limit is for all inputs together."""
     every = sum(path.stat().st_size for path in (folder / "in").iterdir())
-    assert digests.MOST_INPUT_BYTES == 1 << 30
-    monkeypatch.setattr(digests, "MOST_INPUT_BYTES", every + room)
+    assert digests.MOST_BYTES == 1 << 30
+    monkeypatch.setattr(digests, "MOST_BYTES", every + room)
     copied(folder, input_digests=wanted)
     assert [each["sha256"] is not None for each in manifest_of(folder)["inputs"]] == [made, made]
 
@@ -433,7 +433,7 @@ def test_inputs_are_digested_up_to_a_size_or_as_the_user_wants(folder, monkeypat
 def test_models_are_always_digested(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("some bytes")
     [file] = list_files(str(tmp_path / "file"))
-    monkeypatch.setattr(digests, "MOST_INPUT_BYTES", 0)
+    monkeypatch.setattr(digests, "MOST_BYTES", 0)
     journal = Journal.create(str(tmp_path), {"run": "1"}, [], [("model", "step", file), ("input", "step", file)])
     try:
         with Digests(journal, ps.RunOptions(input_digests=False)) as made:

@@ -24,12 +24,12 @@ from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
-from penstock.inference.keyed_models import KeyedModels, budget_here
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
 from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
+from penstock.inference.session_models import KeyedModels, OneModel
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
@@ -116,12 +116,9 @@ class InferenceSession:
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
-        self._by_key: KeyedModels | None = None
+        self._models: OneModel | KeyedModels = OneModel(self._residents, self._front)
         if spec.by_key is not None:
-            budget = budget_here(spec.by_key, owner.around.workers)
-            self._by_key = KeyedModels(owner, self._residents, self._front, self._measures, budget)
-            for model, (limits, by_length) in spec.by_key.own_limits().items():
-                self._front.register(model, limits, by_length)
+            self._models = KeyedModels(owner, self._residents, self._front, self._measures, spec.by_key)
         self._kept = KeptSize()
         self._batches = 0
         self._closed = False
@@ -165,7 +162,7 @@ class InferenceSession:
 
     def load(self) -> HostedSession | None:
         """Load the model, if nobody has. If memory does not hold one in each worker, the session of the host to go to."""
-        if self._by_key is not None:
+        if self._spec.by_key is not None:
             return None  # each is loaded when its rows have come
         if self._place.measured:
             with self._placing:
@@ -229,10 +226,7 @@ class InferenceSession:
         with self._changed:
             now = time.monotonic()
             for entry in entries:
-                if self._by_key is None:
-                    self._front.add(entry, entry.item.lane, now)
-                else:
-                    self._by_key.add(entry, now)
+                self._models.add(entry, now)
             if self._threads:
                 self._changed.notify_all()
                 return
@@ -249,7 +243,7 @@ class InferenceSession:
                         raise EngineError(f"step {self.step!r}: the run has ended")
                     if self._threads:
                         self._changed.wait()
-                    elif not self._run_next(idle=True) and not self._go_on():
+                    elif not self._run_next(idle=True) and not self._models.go_on():
                         self._changed.wait(self._patience())
             finally:
                 self._owner.goes(caller)
@@ -258,8 +252,7 @@ class InferenceSession:
         """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
             self._front.closed(lane)
-            if self._by_key is not None:
-                self._by_key.discard(lane)
+            self._models.discard(lane)
             lane.caller.fronts.pop(lane, None)
             self._changed.notify_all()
 
@@ -275,16 +268,10 @@ class InferenceSession:
         self._run(*taken)
         return True
 
-    def _go_on(self) -> bool:
-        """Load a model that rows wait for, or the like; whether anything was done."""
-        return self._by_key is not None and self._by_key.go_on()
-
     def _patience(self) -> float | None:
         """How long to wait before the front is asked again, if nothing happens: until rows have lingered long enough. While
         the model is busy there is nothing to ask: whoever runs it tells everybody when it is free."""
-        times = [None if self._running >= self._at_once else self._front.next_time()]
-        if self._by_key is not None:
-            times.append(self._by_key.next_time())
+        times = [None if self._running >= self._at_once else self._front.next_time(), self._models.next_time()]
         until = min((each for each in times if each is not None), default=None)
         return None if until is None else max(0.0, until - time.monotonic())
 
@@ -292,7 +279,7 @@ class InferenceSession:
         """The session's own thread."""
         with self._changed:
             while not self._closed:
-                if not self._run_next(idle=True) and not self._go_on():
+                if not self._run_next(idle=True) and not self._models.go_on():
                     self._changed.wait(self._patience())
 
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
@@ -300,10 +287,8 @@ class InferenceSession:
         outcomes: list[Outcome] | PenstockError
         batches = _one_by_one(spans, aim.rows)
         model = spans[0].entry.model
-        copy = self._residents.copy(model)
+        copy = self._models.lease(model)
         self._running += 1
-        if self._by_key is not None:
-            self._by_key.lease(model)
         self._changed.release()
         try:
             started = time.perf_counter()
@@ -322,8 +307,7 @@ class InferenceSession:
         finally:
             self._changed.acquire()
             self._running -= 1
-            if self._by_key is not None:
-                self._by_key.release(model)
+            self._models.release(model)
             for at, batch in enumerate(batches):
                 settle(batch, outcomes[at] if isinstance(outcomes, list) else outcomes)
             self._owner.settled()

@@ -12,7 +12,8 @@ from penstock.io.files import InputFile, list_files
 from penstock.journal.journal import Journal
 from penstock.options import RunOptions
 
-MOST_INPUT_BYTES = 1 << 30  # of all inputs together, unless the user wants digests of more
+MOST_BYTES = 1 << 30  # of all inputs together, unless the user wants digests of more; and of models, where there are many
+MANY_FILES = 100
 
 
 class Digests:
@@ -20,10 +21,9 @@ class Digests:
 
     def __init__(self, journal: Journal, options: RunOptions) -> None:
         self._journal = journal
-        self._wanted = _missing(journal, "model")
-        inputs = _missing(journal, "input")
-        small = sum(file.size for _, _, file in inputs) <= MOST_INPUT_BYTES
-        if options.input_digests or (options.input_digests is None and small):
+        models, inputs = _missing(journal, "model"), _missing(journal, "input")
+        self._wanted = models if options.input_digests or len(models) < MANY_FILES or _is_little(models) else []
+        if options.input_digests or (options.input_digests is None and _is_little(inputs)):
             self._wanted += inputs
         self._found: queue.SimpleQueue[tuple[str, str, InputFile, str]] = queue.SimpleQueue()
         self._stopped = False
@@ -64,6 +64,10 @@ class Digests:
                 continue  # whoever reads it for the run will say so
             if (now.size, now.modified) == (file.size, file.modified):  # else it is the digest of something else
                 self._found.put((role, owner, file, digest))
+
+
+def _is_little(files: list[tuple[str, str, InputFile]]) -> bool:
+    return sum(file.size for _, _, file in files) <= MOST_BYTES
 
 
 def _missing(journal: Journal, role: str) -> list[tuple[str, str, InputFile]]:

@@ -1,4 +1,4 @@
-"""The models of a session that has one for each key, in this process: which are loaded, and the rows that wait for others.
+"""The models of a session in this process: one, or many, of which some are loaded while rows wait for others.
 
 models/residency.py decides; what it says is done here, by the threads that wait for answers.
 """
@@ -8,37 +8,66 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Hashable
 
 from penstock.batching.entry import Entry, Span
 from penstock.errors import ModelLoadError, PenstockError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
+from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey, too_large
 from penstock.inference.residents import Residents
 from penstock.inference.shared import Shared
 from penstock.models.front import Front
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
-from penstock.models.residency import Admit, Budget, Load, Refuse, Residency, Step, Unload
+from penstock.models.residency import Admit, Load, Refuse, Residency, Step, Unload
 from penstock.seeding import seeded
 
 
+class OneModel:
+    """The model of a session that has one, whoever loads it: rows go straight to its front."""
+
+    def __init__(self, residents: Residents, front: Front[Request]) -> None:
+        self._residents = residents
+        self._front = front
+
+    def add(self, entry: Entry[Request], now: float) -> None:
+        self._front.add(entry, entry.item.lane, now)
+
+    def discard(self, lane: LocalLane) -> None: ...
+
+    def lease(self, model: Hashable) -> ModelCopy:
+        return self._residents.copy(model)
+
+    def release(self, model: Hashable) -> None: ...
+
+    def go_on(self) -> bool:
+        return False
+
+    def next_time(self) -> float | None:
+        return None
+
+
 class KeyedModels:
-    """Of one session, whose lock is held by whoever calls, but while a model loads."""
+    """Those of a session with many, whose lock is held by whoever calls, but while a model loads."""
 
     def __init__(
-        self, owner: Shared, residents: Residents, front: Front[Request], measures: Measures, budget: Budget
+        self, owner: Shared, residents: Residents, front: Front[Request], measures: Measures, models: ModelsByKey
     ) -> None:
         self._owner = owner
         self._changed: threading.Condition = owner.changed
         self._residents = residents
         self._front = front
         self._measures = measures
-        self._leases: Counter[object] = Counter()  # batches that run, by model
+        self._leases: Counter[Hashable] = Counter()  # batches that run, by model
         self._to_load: deque[str] = deque()
         self._errors: dict[str, PenstockError] = {}  # of the last attempt to load
+        budget = models.budget_or_default().shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
         self._residency.ready(0)
+        for model, (limits, by_length) in models.own_limits().items():
+            front.register(model, limits, by_length)
 
     def add(self, entry: Entry[Request], now: float) -> None:
         """Rows go to the front, if their model is here."""
@@ -49,11 +78,12 @@ class KeyedModels:
     def discard(self, lane: LocalLane) -> None:
         self._residency.discard(lane)
 
-    def lease(self, model: object) -> None:
+    def lease(self, model: Hashable) -> ModelCopy:
         """A batch of it begins."""
         self._leases[model] += 1
+        return self._residents.copy(model)
 
-    def release(self, model: object) -> None:
+    def release(self, model: Hashable) -> None:
         self._leases[model] -= 1
         if not self._leases[model]:
             del self._leases[model]
@@ -75,7 +105,7 @@ class KeyedModels:
         """When to ask again, if nothing happens."""
         return self._residency.next_time()
 
-    def _is_in_use(self, model: object) -> bool:
+    def _is_in_use(self, model: Hashable) -> bool:
         return model in self._leases or self._front.are_waiting(model)
 
     def _do(self, step: Step) -> None:
@@ -130,8 +160,3 @@ class KeyedModels:
         failure = Failure.of(origin, lane.step, kind=OUT_OF_MEMORY if step.too_large else LOADING, model_id=model_id)
         rows = entry.stop - entry.start
         settle(spans, Outcome([None] * rows, dict.fromkeys(range(rows), failure), model_id=model_id))
-
-
-def budget_here(models: ModelsByKey, workers: int) -> Budget:
-    """What the models may take in this process, if so many have such a budget."""
-    return models.budget_or_default().shared(workers)
