@@ -136,7 +136,6 @@ class KeyedModels:
             self._errors.pop(model, None)
             self._residency.loaded(model, loaded.bytes, loaded.seconds)
             self._measures.loaded(loaded.seconds, loaded.bytes)
-            self._owner.native_threads.look()
         else:
             self._errors[model] = error
             self._residency.load_failed(model)
