@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -496,3 +499,52 @@ def test_a_run_that_is_resumed_notices_a_model_that_has_changed(folder, tmp_path
     (folder / "model-5.json").write_text(json.dumps({"number": 50}))
     with pytest.raises(UsageError, match="model-5.json"):
         go()
+
+
+# With a framework.
+
+
+def test_models_of_pytorch_for_keys(tmp_path):
+    torch = pytest.importorskip("torch")
+    from penstock.handlers.pytorch import PytorchModelHandlerTensor
+
+    paths = []
+    for number in range(2):
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(model.weight, number + 1)
+        paths.append(str(tmp_path / f"{number}.pt"))
+        torch.save(model.state_dict(), paths[-1])
+    params = {"in_features": 1, "out_features": 1, "bias": False}
+    handlers = [
+        PytorchModelHandlerTensor(model_class=torch.nn.Linear, model_params=params, state_dict_path=path) for path in paths
+    ]
+    per_key = [ps.KeyModelMapping(["key1", "key2"], handlers[0]), ps.KeyModelMapping(["foo"], handlers[1])]
+    rows = [("key1", torch.tensor([1.0])), ("foo", torch.tensor([1.0])), ("key2", torch.tensor([3.0]))]
+    made, _ = run(WAYS["here"], rows, ps.KeyedModelHandler(per_key, max_models_per_worker_hint=1))
+    assert [(key, answer.inference.item(), answer.model_id) for key, answer in made] == [
+        ("key1", 1.0, paths[0]),
+        ("foo", 2.0, paths[1]),
+        ("key2", 3.0, paths[0]),
+    ]
+    folder = ps.KeyedModelHandler.from_pattern(str(tmp_path / "{key}.pt"), handlers[0])
+    made, _ = run(WAYS["here"], [(n % 2, torch.tensor([1.0])) for n in range(6)], folder)
+    assert [answer.inference.item() for _, answer in made] == [1.0, 2.0] * 3
+
+
+# Models that crash, and models that hang: each in a process that can be killed.
+
+
+class Breaks(Scale):
+    def run_inference(self, batch, model, inference_args=None):
+        if model["number"] == 2 and 8 in batch:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if model["number"] == 3 and 15 in batch:
+            time.sleep(600)
+        return super().run_inference(batch, model, inference_args)
+
+
+def test_a_model_that_crashes_and_one_that_hangs_cost_their_own_rows():
+    rows = [(f"k{n % 6}", n) for n in range(60)]
+    good, bad = handled(({"workers": 2}, {}), rows, mapped(6, {"max_batch_size": 4}, Breaks), timeout=2)
+    assert good == [answer for answer, row in zip(answers_of(rows), rows, strict=True) if row[1] not in (8, 15)]
+    assert [(row, failure.kind) for row, failure in bad] == [(("k2", 8), "crashed"), (("k3", 15), "timed out")]
