@@ -18,6 +18,7 @@ CRASHED = "crashed"
 WRONG_COUNT = "wrong count"
 NOT_PICKLABLE = "not picklable"
 PREPARING = "preparing"
+LOADING = "loading"
 
 MOST_TEXT = 20_000  # characters of a message or a traceback that are kept
 
@@ -29,7 +30,7 @@ class Failure:
     """Why a row failed. It holds text and numbers only, so it survives whatever the error itself would not."""
 
     step: str
-    kind: str  # "raised", "out of memory", "timed out", "crashed", "wrong count", "not picklable" or "preparing"
+    kind: str  # "raised", "out of memory", "timed out", "crashed", "wrong count", "not picklable", "preparing" or "loading"
     error_type: str
     message: str
     traceback: str
