@@ -29,6 +29,7 @@ class BreakBatch(NamedTuple):
     kind: str
     message: str
     error: LoadFailed | None = None  # that kept their model from being loaded
+    together: bool = True  # any of them may be to blame
 
 
 class LoadModel(NamedTuple):

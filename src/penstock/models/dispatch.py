@@ -201,7 +201,9 @@ class Dispatch:
             self._again.remove(batch)
             batches.append(batch)
             commands += [] if batch.hunt is None else self._follow(batch.hunt.known())
-        return [*commands, *self._follow([BreakBatch(batch, *refusal[2:]) for batch in batches])]
+        kind, what, error = refusal.kind, refusal.message, refusal.error
+        broken: Steps = [BreakBatch(batch, kind, what, error, together=False) for batch in batches]
+        return [*commands, *self._follow(broken)]
 
     # What to do now.
 

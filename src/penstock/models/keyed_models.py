@@ -19,7 +19,7 @@ from penstock.failures import LOADING, OUT_OF_MEMORY
 from penstock.models.commands import KillCopy, LoadModel, UnloadModel
 from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Batch, Copy, Lane, Parcel
-from penstock.models.messages import HostSpec, LoadFailed
+from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import Admit, Copies, Load, Refuse, Residency, Unload
 from penstock.models.uses import ATTEMPTS, Model
 
@@ -82,6 +82,12 @@ class KeyedModels(Copies):
         if attempts >= ATTEMPTS:
             return None
         return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {_reason(failed)}; it is tried again"
+
+    def leaks(self, copy: int, leak: Leaks) -> None:
+        """Memory of models that were unloaded there is not free."""
+        held, expected = bytes_told(leak.bytes), bytes_told(leak.expected)
+        what = "something keeps the memory of models that were unloaded"
+        self._copies[copy].leaks = f"{what}: it holds {held}, where {expected} are expected"
 
     def ended(self, copy: int, batch: Batch) -> None:
         """A batch is over there."""

@@ -128,7 +128,7 @@ class Broken(NamedTuple):
     pieces: list[Piece]
     kind: str  # of the failure
     message: str
-    rows: int  # in the batch
+    rows: int  # in the batch, of which one is to blame; 1: each by itself
     model: str | None = None  # of many, the one that they were for
     error: LoadFailed | None = None  # that its load has raised
 
