@@ -211,12 +211,13 @@ class Dispatch:
         if self._lonely_since is not None and now >= self._lonely_since + self._spec.grace:
             return [End()]
         pending, self._pending = self._pending, []
-        commands = [*pending, *self._overdue(now), *self._renewed(), *self._starts(now)]
+        commands = [*pending, *self._overdue(now)]
         if self.keyed is not None:
             commands += self.keyed.leaky()
             for made in self.keyed.decide(now):
                 commands += self._refused(made) if isinstance(made, Refusal) else [made]
-        return [*commands, *self._runs(now)]
+        commands += [*self._renewed(), *self._starts(now), *self._runs(now)]
+        return commands if self.keyed is None else [*commands, *self._renewed()]  # for the next, if one of several has run
 
     def next_time(self) -> float | None:
         """When decide() should be asked again, if nothing happens before."""

@@ -100,9 +100,6 @@ class KeyedModels(Copies):
         let_in = self._fronts.withdraw(copy)
         for model in self.residency.lost(copy, let_in, killed=killed, beside=beside):
             self._why[model] = f"the process that loaded it died: {how}"
-        for batch in sorted(self._again, key=lambda batch: (batch.fresh, batch.suspect)):
-            if batch.suspect:
-                self.residency.put_first(batch.model)
         self._stale = True
 
     # What may run where.
@@ -156,6 +153,9 @@ class KeyedModels(Copies):
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
+        for batch in sorted(reversed(self._again), key=lambda batch: batch.fresh):  # in the end, a fresh one is first
+            if batch.suspect:
+                self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
     def _do(self, step: Load | Unload | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:

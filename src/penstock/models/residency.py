@@ -117,7 +117,7 @@ class Residency(Generic[T]):
         self._absent: OrderedDict[Model, list[Entry[T]]] = OrderedDict()  # the one whose oldest row is oldest first
         self._closing: Model | None = None
         self._lacks_room = False  # the first that waits does
-        self._doubtful: list[Model] = []  # loaded, and to be unloaded before anything else
+        self._too_large: list[Model] = []  # loaded, and to be unloaded before anything else
 
     # Rows.
 
@@ -175,7 +175,8 @@ class Residency(Generic[T]):
         if model in self._absent:
             self._absent.move_to_end(model, last=False)
         if too_large and model in self._absent:
-            self._doubtful.append(model)
+            held.closing = True
+            self._too_large.append(model)
 
     def load_failed(self, model: Model) -> None:
         """It is tried again, unless it has failed too often."""
@@ -217,8 +218,8 @@ class Residency(Generic[T]):
 
     def decide(self, now: float) -> list[Step]:
         """What is to be done, in this order; it counts as begun."""
-        doubtful, self._doubtful = [model for model in self._doubtful if model in self._held], []
-        steps: list[Step] = [*map(self._unload, doubtful)]
+        too_large, self._too_large = [model for model in self._too_large if model in self._held], []
+        steps: list[Step] = [*map(self._unload, too_large)]
         steps += map(self._unload, self._too_much())
         self.draining, self._lacks_room, self.is_blocked = None, False, False
         for model, entries in self._absent.items():
