@@ -130,7 +130,7 @@ def test_a_row_that_cannot_be_sent_to_the_models_process(pipeline):
 
 
 def test_an_answer_that_a_host_cannot_send_fails_alone():
-    served = ServedModel("Ask", Answer(str), ())
+    served = ServedModel("Ask", Answer(str))
     outcome = Outcome([1, threading.Lock(), None], {2: "failed"})
     got = served.without_unpackable(outcome, (None, "Ask", Handling(), None))
     assert got.answers == [1, None, None]

@@ -154,7 +154,8 @@ class Batcher(Generic[T]):
 
     def _shrank(self, line: _Line[T], before: int) -> None:
         """Rows of a group have left."""
-        self._left(line.key[0], before - line.group.rows)
+        if before > line.group.rows:
+            self._left(line.key[0], before - line.group.rows)
         if line.group.rows:
             line.age = line.group.oldest, line.age[1]
         elif before:

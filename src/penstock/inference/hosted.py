@@ -11,9 +11,11 @@ import cloudpickle
 
 from penstock.answers import Together
 from penstock.blocks import byte_size, row_at
-from penstock.errors import EngineError, ModelCrashError, ModelTimeoutError, PenstockError, StepError
-from penstock.failures import OUT_OF_MEMORY, TIMED_OUT, Failure, Handling
+from penstock.errors import EngineError, PenstockError, StepError
+from penstock.failures import Handling
+from penstock.inference.broken_rows import BrokenRows
 from penstock.inference.lane import Caller
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.served import host_spec
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
@@ -26,7 +28,7 @@ from penstock.models.place import Place
 from penstock.models.rendezvous import Address, name_of, run_folder
 from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
-from penstock.rows import safe_str, shorten
+from penstock.rows import safe_str
 from penstock.transport.packing import pack
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ class HostedSession:
             lengths=lengths,
             alone=alone,
             size=0 if lengths is None else byte_size(block),
+            parts=submitted.ticket.parts,
         )
         buffers = pack(block, submitted.ticket.step)
         with self._changed:
@@ -142,25 +145,28 @@ class HostedSession:
         return None if submitted is None else submitted.ticket
 
     def broken(self, message: Broken) -> None:
-        """Rows whose process was killed or died: a failure of each where that is handled, else an error."""
-        kind = {TIMED_OUT: ModelTimeoutError, OUT_OF_MEMORY: StepError}.get(message.kind, ModelCrashError)
+        """Rows whose process was killed or died, or that have no model: a failure of each where that is handled, else an
+        error."""
+        broken = BrokenRows(message, self._model_id(message.model))
         with self._changed:
             for number, start, stop in message.pieces:
                 submitted = self._open.get(number)
                 if submitted is None:
                     continue
-                ticket, step = submitted.ticket, submitted.ticket.step
-                if submitted.handling is None:
-                    held = f"it held a batch of {message.rows} rows, among them" if message.rows > 1 else "row"
-                    what = f"step {step!r}: {message.message}\n  {held}: {shorten(row_at(ticket.block, start))}"
-                    ticket.error = ticket.error or kind(what)
+                ticket = submitted.ticket
+                if not broken.is_handled(submitted.handling):
+                    ticket.error = ticket.error or broken.error(ticket.step, row_at(ticket.block, start))
                 else:
-                    error = MemoryError(message.message) if message.kind == OUT_OF_MEMORY else kind(message.message)
-                    model_id = self._handler.model_id()  # no outcome says it
-                    failure = Failure.of(error, step, kind=message.kind, model_id=model_id, group=message.rows)
-                    failures = dict.fromkeys(range(stop - start), failure)
+                    failures = dict.fromkeys(range(stop - start), broken.failure(ticket.step))
                     hand_out(Outcome([None] * len(failures), failures), [(ticket, start, stop)])
             self._settle({number for number, _, _ in message.pieces})
+
+    def _model_id(self, model: str | None) -> str | None:
+        """Of rows for which no outcome says it."""
+        handler = self._handler
+        if model is not None and isinstance(handler, ModelsByKey):
+            handler = handler.handler_of(model)
+        return handler.model_id()
 
     def refused(self, tickets: Iterable[int], error: PenstockError) -> None:
         with self._changed:

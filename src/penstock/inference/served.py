@@ -8,48 +8,59 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.batching.limits import BatchLimits
 from penstock.blocks import Block
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
-from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
+from penstock.inference.model import BYTES_SAMPLED_EVERY
+from penstock.inference.models_by_key import FREE_SHARE, ModelsByKey
+from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import not_packed
 from penstock.inference.turns import QUICK_TURNS
+from penstock.models.memory import available_bytes
 from penstock.models.messages import HostSpec
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place, Surroundings
+from penstock.models.residency import Budget
 from penstock.transport.interpreters import thread_variables
 
 
 class ServedModel:
-    """What a host runs: one model copy, asked for whole batches."""
+    """What a host runs: the copy of a model, or copies of some of many, asked for whole batches."""
 
-    def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], size_buckets: tuple[int, ...], watched: bool = False
-    ) -> None:
+    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], watched: bool = False) -> None:
         self.step = step
-        self._watched = watched
+        self.many = isinstance(handler, ModelsByKey)
         self._handler = handler
-        self._size_buckets = size_buckets
-        self._copy: ModelCopy | None = None
+        self._residents = Residents(step, handler, watched=watched, prepared=True)
+        self._feeds_quickly = False
         self._batches = 0
 
-    def load(self) -> tuple[float, int, str | None]:
-        self._copy = ModelCopy(self.step, self._handler, self._size_buckets, watched=self._watched, prepared=True)
-        loaded = self._copy.load()
-        assert loaded is not None
-        if self._handler.prepares_ahead():
+    def load(self, model: str | None = None) -> tuple[float, int, str | None]:
+        loaded = self._residents.load(model)
+        if self._handler.prepares_ahead() and not self._feeds_quickly:
+            self._feeds_quickly = True
             QUICK_TURNS.begin()
-        return loaded.seconds, loaded.bytes, search_key(self._handler)
+        return loaded.seconds, loaded.bytes, None if self.many else search_key(self._handler)
+
+    def unload(self, model: str) -> None:
+        self._residents.unload(model)
 
     def run(
-        self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]
+        self,
+        model: str | None,
+        batch: Block,
+        how: Any,
+        calling: Callable[[], None],
+        final: bool,
+        read_again: Callable[[], Block],
     ) -> Outcome:
         args, step, handling, retry = how
-        assert self._copy is not None
-        self._copy.announce(calling)
-        outcome = self._copy.outcomes(batch, args, step, handling, retry, holds_back=not final, read_again=read_again)
-        size = None if self._batches % BYTES_SAMPLED_EVERY else self._copy.byte_size(batch)
+        copy = self._residents.copy(model)
+        copy.announce(calling)
+        outcome = copy.outcomes(batch, args, step, handling, retry, holds_back=not final, read_again=read_again)
+        size = None if self._batches % BYTES_SAMPLED_EVERY else copy.byte_size(batch)
         self._batches += 1
         return outcome._replace(size=size)
 
@@ -68,13 +79,14 @@ class ServedModel:
 
 def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> HostSpec:
     """What a host of this model is told."""
-    handler, limits = spec.handler, spec.limits
+    handler = spec.handler
+    many = handler if isinstance(handler, ModelsByKey) else None
     return HostSpec(
         name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, limits.size_buckets, place.timeout is None), protocol=5),
-        limits=replace(limits, weigh=len)
-        if limits.weigh is not None
-        else limits,  # callers weigh; none of theirs runs there
+        program=cloudpickle.dumps(ServedModel(step, handler, place.timeout is None), protocol=5),
+        limits=_without_functions(spec.limits),
+        budget=None if many is None else _budget(many),
+        own_limits={} if many is None else _own_limits(many),
         by_length=handler.measures_length(),
         copies=place.copies,
         concurrent=concurrent_batches(handler),
@@ -85,3 +97,18 @@ def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings
         variables={**thread_variables(max(1, around.cores // place.copies)), **variables_of(handler)},
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
     )
+
+
+def _without_functions(limits: BatchLimits) -> BatchLimits:
+    """Callers weigh their rows; nothing of theirs runs in a broker."""
+    return limits if limits.weigh is None else replace(limits, weigh=len)
+
+
+def _own_limits(models: ModelsByKey) -> dict[str, tuple[BatchLimits, bool]]:
+    return {name: (_without_functions(limits), by_length) for name, (limits, by_length) in models.own_limits().items()}
+
+
+def _budget(models: ModelsByKey) -> Budget:
+    """The user's, or a share of what is free now."""
+    budget = models.budget
+    return budget if budget.bytes is not None else budget._replace(bytes=int(FREE_SHARE * available_bytes()))

@@ -17,13 +17,12 @@ import socket
 import time
 from typing import Any
 
-from penstock.batching.entry import Entry
 from penstock.errors import ModelLoadError
-from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Batch, Parcel
 from penstock.models.kept_sizes import KeptSize
-from penstock.models.lines import Client, Held, Model
+from penstock.models.lines import Client, Held, Lent, Model, entries_of
 from penstock.models.measures import Measures
 from penstock.models.messages import (
     Answers,
@@ -36,18 +35,22 @@ from penstock.models.messages import (
     Happened,
     HostSpec,
     Join,
+    Leaks,
     Leave,
+    Load,
     Loaded,
     LoadFailed,
     Payload,
     Piece,
     Raised,
     Ran,
+    Ready,
     Refused,
     Run,
     Shutdown,
     Started,
     Submit,
+    Unload,
     Waits,
     Welcome,
 )
@@ -84,8 +87,7 @@ class Broker:
         self._dispatch = Dispatch(spec, time.monotonic())
         self._clients: dict[int, Client] = {}
         self._models: dict[int, Model] = {}
-        self._owners: dict[str, Client | Model] = {}  # of segments
-        self._lent: dict[tuple[str, int], set[Model]] = {}  # the clients' segments, and who may refer to them
+        self._lent = Lent()
         self._numbers = 0
         self._restarts = 0
         self._measures = Measures(spec.limits)  # that no client was told of
@@ -167,9 +169,8 @@ class Broker:
             client.line.send(Started(model.process.pid))
 
     def _lost(self, owner: Client | Model) -> None:
-        for name in [name for name, known in self._owners.items() if known is owner]:
-            del self._owners[name]
         if isinstance(owner, Client):
+            self._lent.lost(owner)
             del self._clients[owner.number]
             owner.line.close()
             self._dispatch.gone(owner.number, time.monotonic())
@@ -178,8 +179,7 @@ class Broker:
         how = owner.bury()
         for client in self._clients.values():
             client.line.send(Ended(owner.process.pid))
-        for segment, number in list(self._lent):
-            self._returned(owner, segment, [number])
+        self._lent.lost(owner)
         was_killed = owner.killed_because is not None
         commands = self._dispatch.died(owner.copy, how)
         self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
@@ -192,7 +192,9 @@ class Broker:
         if self._over or any(isinstance(command, GiveUp) for command in commands):
             return  # the error says it
         self._restarts += 1
-        what = f"the model's process {how}; it is started again, restart {self._restarts}{self._dispatch.outlook()}"
+        self._tell(f"the model's process {how}; it is started again, restart {self._restarts}{self._dispatch.outlook()}")
+
+    def _tell(self, what: str) -> None:
         for client in list(self._clients.values())[:1]:
             client.line.send(Happened(what))
 
@@ -201,19 +203,11 @@ class Broker:
             self._numbers += 1
             client.parcels[message.ticket] = self._numbers
             held = Held(message.payload, fds, message.how)
-            if isinstance(message.payload, SegmentRef):
-                self._owners[message.payload.owner] = client
+            self._lent.owns(message.payload, client)
             parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
-            entry = Entry(
-                parcel,
-                message.rows,
-                weights=message.weights,
-                lengths=message.lengths,
-                group=(message.group, message.how),
-                alone=message.alone,
-                bytes=message.size,
-            )
-            self._dispatch.submitted(entry, time.monotonic())
+            now = time.monotonic()
+            for entry in entries_of(message, parcel):
+                self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):
             if message.ticket is None or message.ticket in client.parcels:
                 parcel_number = None if message.ticket is None else client.parcels[message.ticket]
@@ -226,25 +220,27 @@ class Broker:
             self._dispatch.closed(client.number, message.lane)
             client.parcels = {t: number for t, number in client.parcels.items() if self._dispatch.parcels.is_left(number)}
         elif isinstance(message, Freed):
-            if (owner := self._owners.get(message.owner)) is not None:
-                owner.line.send(message)
+            self._lent.freed(message)
         elif isinstance(message, Shutdown):
             self._over = True
 
     def _from_model(self, model: Model, message: Any, fds: list[int]) -> None:
         try:
             if isinstance(message, Loaded):
-                self._dispatch.loaded(model.copy)
-                self._measures.loaded(message.seconds, message.bytes)
-                self._kept.open(message.search_key, self._dispatch.front, model.copy)
+                self._loaded(model, message)
             elif isinstance(message, LoadFailed):
-                self._refuse_all(message.error)
+                self._load_failed(model, message)
+            elif isinstance(message, Ready):
+                self._dispatch.loaded(model.copy)
+            elif isinstance(message, Leaks):
+                assert self._dispatch.keyed is not None
+                self._dispatch.keyed.leaks(model.copy, message)
             elif isinstance(message, Ran):
                 self._ran(model, message, fds)
             elif isinstance(message, Calling):
                 self._dispatch.calls(model.copy, message.batch, time.monotonic())
             elif isinstance(message, Freed):
-                self._returned(model, message.owner, message.numbers)
+                self._lent.returned(model, message.owner, message.numbers)
             elif isinstance(message, Raised):
                 batch = self._dispatch.ended(model.copy, message.batch, time.monotonic())
                 if batch is not None:
@@ -254,6 +250,23 @@ class Broker:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _loaded(self, model: Model, message: Loaded) -> None:
+        self._measures.loaded(message.seconds, message.bytes)
+        if message.model is None:
+            self._dispatch.loaded(model.copy)
+            self._kept.open(message.search_key, self._dispatch.front, model.copy)
+        else:
+            assert self._dispatch.keyed is not None
+            self._dispatch.keyed.loaded(model.copy, message.model, message.bytes, message.seconds)
+
+    def _load_failed(self, model: Model, message: LoadFailed) -> None:
+        if message.model is None:
+            self._refuse_all(message.error)
+            return
+        assert self._dispatch.keyed is not None
+        if (what := self._dispatch.keyed.load_failed(model.copy, message)) is not None:
+            self._tell(what)
 
     def _ran(self, model: Model, message: Ran, fds: list[int]) -> None:
         now = time.monotonic()
@@ -266,8 +279,9 @@ class Broker:
         if batch is None:
             return
         if not message.again:
-            calls, too_large, copy = message.calls, message.out_of_memory, model.copy
-            self._dispatch.front.ran(
+            calls, too_large = message.calls, message.out_of_memory
+            front, copy = self._dispatch.fronts.of(model.copy)
+            front.ran(
                 batch.spans,
                 batch.aim,
                 message.seconds,
@@ -280,8 +294,7 @@ class Broker:
         self._report(batch, message, now)
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
-            if isinstance(payload, SegmentRef):
-                self._owners[payload.owner] = model
+            self._lent.owns(payload, model)
         for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
             sent = Answers(pieces, payload, failures, message.model_id, message.wrapped)
@@ -292,33 +305,27 @@ class Broker:
         for command in commands:
             self._do(command)
 
-    def _returned(self, model: Model, owner: str, numbers: list[int]) -> None:
-        """A model refers to these segments no more. Their owner is told when no model does."""
-        for number in numbers:
-            readers = self._lent.get((owner, number))
-            if readers is not None:
-                readers.discard(model)
-                if not readers:
-                    del self._lent[owner, number]
-                    if (client := self._owners.get(owner)) is not None:
-                        client.line.send(Freed(owner, [number]))
-
     # What is decided.
 
     def _do(self, command: Command) -> None:
         if isinstance(command, StartCopy):
             dumps = self._restarts < DUMPS
-            model = self._models[command.copy] = Model(command.copy, self._spec, self._selector, dumps)
+            started = self._models[command.copy] = Model(command.copy, self._spec, self._selector, dumps)
             for client in self._clients.values():
-                client.line.send(Started(model.process.pid))
+                client.line.send(Started(started.process.pid))
         elif isinstance(command, KillCopy):
             self._models[command.copy].kill(command.why)
         elif isinstance(command, RunBatch):
             self._run(self._models[command.copy], command.batch)
         elif isinstance(command, BreakBatch):
             for client, pieces in self._by_client(command.batch):
-                client.line.send(Broken(pieces, command.kind, command.message, command.batch.rows))
+                rows, model = command.batch.rows if command.together else 1, command.batch.model
+                client.line.send(Broken(pieces, command.kind, command.message, rows, model, command.error))
             self._measures.failed()
+        elif isinstance(command, LoadModel):
+            self._models[command.copy].line.send(Load(command.model))
+        elif isinstance(command, UnloadModel):
+            self._models[command.copy].line.send(Unload(command.model))
         elif isinstance(command, GiveUp):
             self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
         elif isinstance(command, End):
@@ -341,13 +348,13 @@ class Broker:
                     if len(fds) == MOST_FDS:
                         model.line.send(Bring(new), fds)
                         new, fds = [], []
-                    self._lent.setdefault((payload.owner, payload.number), set()).add(model)
+                    self._lent.lend(payload, model)
                     payload = payload._replace(at=len(fds))
                     fds.append(held.fd)
                 new.append((parcel.number, payload, held.how))
         pieces = [(span.entry.item.number, span.start, span.stop) for span in batch.spans]
         readers = [span.entry.item.client for span in batch.spans]
-        model.line.send(Run(batch.number, pieces, readers, new, done, batch.final), fds)
+        model.line.send(Run(batch.number, pieces, readers, new, done, batch.final, batch.model), fds)
 
     def _by_client(self, batch: Batch) -> list[tuple[Client, list[Piece]]]:
         """Who is to hear of which rows; those who are gone, not."""
@@ -375,6 +382,8 @@ class Broker:
         size, too_large = message.size, message.out_of_memory
         self._measures.ran(batch.spans, message.seconds, size=size, failed=failed, out_of_memory=too_large)
         front = self._dispatch.front
+        if self._dispatch.keyed is not None:
+            self._measures.used(self._dispatch.keyed.residency.uses.news())
         if self._kept.keep(front) or now - self._noted > NOTES_EVERY:
             self._noted = now
             self._measures.found(front.explain())

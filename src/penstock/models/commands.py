@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from penstock.models.host_batches import Batch
+from penstock.models.messages import LoadFailed
 
 
 class StartCopy(NamedTuple):
@@ -27,6 +28,20 @@ class BreakBatch(NamedTuple):
     batch: Batch
     kind: str
     message: str
+    error: LoadFailed | None = None  # that kept their model from being loaded
+    together: bool = True  # any of them may be to blame
+
+
+class LoadModel(NamedTuple):
+    """One of many, beside what runs there."""
+
+    copy: int
+    model: str
+
+
+class UnloadModel(NamedTuple):
+    copy: int
+    model: str
 
 
 class GiveUp(NamedTuple):
@@ -39,4 +54,4 @@ class End(NamedTuple):
     """Nobody is there any more."""
 
 
-Command: TypeAlias = StartCopy | KillCopy | RunBatch | BreakBatch | GiveUp | End
+Command: TypeAlias = StartCopy | KillCopy | RunBatch | BreakBatch | LoadModel | UnloadModel | GiveUp | End

@@ -2,21 +2,24 @@
 died. Pure: events and the time go in, commands come out. When a batch leaves is decided by its front (models/front.py).
 
     clients -> lanes -> front -> copies of the model (each at most `concurrent` batches at once, and one more waiting)
+
+With a budget, copies hold some of many models each, and have fronts of their own: models/keyed_models.py says which, and
+batches run where their model is.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.batching.entry import Entry
+from penstock.batching.entry import Entry, Span
 from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
-from penstock.models.front import Front
-from penstock.models.host_batches import Batch, Parcel, Parcels
+from penstock.models.fronts import Fronts
+from penstock.models.host_batches import Batch, Copy, Parcel, Parcels
 from penstock.models.hunt import Hunt, Steps, rows_of, spans_of
+from penstock.models.keyed_models import KeyedModels, Refusal, of_key
 from penstock.models.messages import HostSpec
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
@@ -25,55 +28,20 @@ LOADS = 5  # of a copy whose process dies before it is loaded, one after the oth
 NOT_ENOUGH = "the model's process had not enough memory"
 
 
-@dataclass(eq=False)
-class _Copy:
-    at_once: int  # batches that run at the same time: where they take turns, one
-    state: str = "absent"  # starting, ready; late (it did not load in time) or killed, until it is gone
-    since: float = 0.0
-    failed_loads: int = 0
-    runs: int = 0  # batches that its process was given
-    batches: list[Batch] = field(default_factory=list)  # those that run, oldest first, and one that waits behind them
-
-    @property
-    def has_place(self) -> bool:
-        """Whether a batch would run at once. Where batches take turns, it would only if there is none."""
-        return self.state == "ready" and len(self.batches) < self.at_once and not self.holds_a_suspect
-
-    @property
-    def holds_a_suspect(self) -> bool:
-        return any(batch.suspect for batch in self.batches)
-
-    def begin(self, now: float) -> None:
-        """The first batches run. Where they take turns, the second is not at it before the first is over."""
-        if self.state == "ready":  # what a killed process still holds runs no more
-            for batch in self.batches[: self.at_once]:
-                if batch.started is None:
-                    batch.started = now
-
-    def pop(self, number: int) -> Batch | None:
-        batch = next((batch for batch in self.batches if batch.number == number), None)
-        if batch is not None:
-            self.batches.remove(batch)
-        return batch
-
-
 class Dispatch:
     """One host's state."""
 
     def __init__(self, spec: HostSpec, now: float) -> None:
         self._spec = spec
-        self.front: Front[Parcel] = Front(
-            spec.limits,
-            spec.by_length,
-            copies=spec.copies,
-            most_seconds=None if spec.timeout is None else spec.timeout / 4,
-            in_turn=spec.in_turn,
-            eager=True,
-        )
-        self.parcels = Parcels(self.front)
-        self._copies = [_Copy(1 if spec.in_turn else spec.concurrent) for _ in range(spec.copies)]
-        self._clients: set[int] = set()
+        self.fronts = Fronts(spec)
+        self.front = self.fronts.all[0]
+        self._copies = [Copy(1 if spec.in_turn else spec.concurrent) for _ in range(spec.copies)]
         self._again: deque[Batch] = deque()
+        self.keyed: KeyedModels | None = None  # of a host for many models
+        if spec.budget is not None:
+            self.keyed = KeyedModels(spec, self.fronts, self._copies, self._again)
+        self.parcels = Parcels(self.fronts, self.front.add if self.keyed is None else self.keyed.add)
+        self._clients: set[int] = set()
         self._pending: list[Command] = []
         self._lonely_since: float | None = now
         self._numbers = itertools.count(1)
@@ -86,19 +54,21 @@ class Dispatch:
 
     def gone(self, client: int, now: float) -> None:
         self._clients.discard(client)
-        for _, lane in [each for each in self.front.lanes if each[0] == client]:
+        for _, lane in [each for each in self.fronts.lanes if each[0] == client]:
             self.closed(client, lane)
         if not self._clients:
             self._lonely_since = now
 
     def opened(self, client: int, lane: int) -> None:
-        self.front.opened((client, lane))
+        self.fronts.opened((client, lane))
 
     def closed(self, client: int, lane: int) -> None:
         """What waits from there is forgotten; what runs, runs for nobody."""
-        self.parcels.close((client, lane))
+        if self.parcels.close((client, lane)) and self.keyed is not None:
+            self.keyed.discard((client, lane))
         dropped = [batch for batch in self._again if not self.parcels.are_wanted(batch.spans)]
-        self._again = deque(batch for batch in self._again if batch not in dropped)
+        for batch in dropped:
+            self._again.remove(batch)
         for hunt in [batch.hunt for batch in dropped if batch.hunt is not None]:
             self._pending += self._follow(hunt.known())
 
@@ -108,9 +78,12 @@ class Dispatch:
     # What processes do.
 
     def loaded(self, copy: int) -> None:
+        """Its process has the model; or, where there are many, can load some."""
         if self._copies[copy].state == "starting":  # not late: that process is being killed
             self._copies[copy].state = "ready"
             self._copies[copy].failed_loads = 0
+            if self.keyed is not None:
+                self.keyed.ready(copy)
 
     def calls(self, copy: int, number: int, now: float) -> None:
         """The model is called: for the first time with this batch, or with a part of it after it raised."""
@@ -126,6 +99,8 @@ class Dispatch:
             self.parcels.settle(batch.spans)
             if batch.hunt is not None:
                 self._pending += self._follow(batch.hunt.known(failed))
+            if self.keyed is not None:
+                self.keyed.ended(copy, batch)
         return batch
 
     def exhausted(self, copy: int, number: int, left: Sequence[int]) -> tuple[Batch | None, list[Command]]:
@@ -136,7 +111,8 @@ class Dispatch:
         if batch is None:
             return None, []
         if held.runs == 1 and batch.rows > 1:  # nothing was there before it: the batch itself was too large
-            self.front.out_of_memory(batch.spans, batch.rows, copy)
+            front, at = self.fronts.of(copy)
+            front.out_of_memory(batch.spans, batch.rows, at)
         held.state = "killed"
         for other in held.batches:  # innocent: they go on elsewhere
             other.started = None
@@ -172,18 +148,21 @@ class Dispatch:
                 return [GiveUp(f"the process that loads the model died {LOADS} times: {how}")]
             return []
         ran = [batch for batch in batches if batch.started is not None]
+        alone = len(ran) == 1 and not held.loads
         commands: list[Command] = []
         for batch in reversed(batches):
             batch.aim = batch.started = None
             if batch in ran:
                 batch.suspect = True
-                batch.deaths += len(ran) == 1
+                batch.deaths += alone
             if not self.parcels.are_wanted(batch.spans) and batch.hunt is None:
                 continue
-            if batch not in ran or (len(ran) > 1 and self._spec.retry_safe) or self._is_to_run_again(batch):
+            if batch not in ran or (not alone and self._spec.retry_safe) or self._is_to_run_again(batch):
                 self._again.appendleft(batch)
             else:
-                commands += self._failed(batch, CRASHED, f"the model's process died with these rows: {how}")
+                commands += self._failed(batch, CRASHED, f"{process_of(batch)} died with these rows: {how}")
+        if self.keyed is not None:
+            self.keyed.lost(copy, how, killed=state == "killed", beside=bool(ran))
         return commands
 
     def _is_to_run_again(self, batch: Batch) -> bool:
@@ -214,13 +193,31 @@ class Dispatch:
                 commands.append(step)
         return commands
 
+    def _refused(self, refusal: Refusal) -> list[Command]:
+        """Rows whose model will never be there: those that wait for it, and those that were to run again."""
+        commands: list[Command] = []
+        batches = [Batch(0, [Span(entry, entry.start, entry.stop) for entry in refusal.entries])] if refusal.entries else []
+        while (batch := next((batch for batch in self._again if batch.model == refusal.model), None)) is not None:
+            self._again.remove(batch)
+            batches.append(batch)
+            commands += [] if batch.hunt is None else self._follow(batch.hunt.known())
+        kind, what, error = refusal.kind, refusal.message, refusal.error
+        broken: Steps = [BreakBatch(batch, kind, what, error, together=False) for batch in batches]
+        return [*commands, *self._follow(broken)]
+
     # What to do now.
 
     def decide(self, now: float) -> list[Command]:
         if self._lonely_since is not None and now >= self._lonely_since + self._spec.grace:
             return [End()]
         pending, self._pending = self._pending, []
-        return [*pending, *self._overdue(now), *self._renewed(), *self._starts(now), *self._runs(now)]
+        commands = [*pending, *self._overdue(now)]
+        if self.keyed is not None:
+            commands += self.keyed.leaky()
+            for made in self.keyed.decide(now):
+                commands += self._refused(made) if isinstance(made, Refusal) else [made]
+        commands += [*self._renewed(), *self._starts(now), *self._runs(now)]
+        return commands if self.keyed is None else [*commands, *self._renewed()]  # for the next, if one of several has run
 
     def next_time(self) -> float | None:
         """When decide() should be asked again, if nothing happens before."""
@@ -232,10 +229,20 @@ class Dispatch:
                 times.append(copy.since + self._spec.load_timeout)
             if self._spec.timeout is not None:
                 times += [batch.started + self._spec.timeout for batch in copy.batches if batch.started is not None]
-        leaves = None if self._again else self.front.next_time()
-        if leaves is not None and any(copy.has_place for copy in self._copies):
-            times.append(leaves)
+        if self.keyed is not None:
+            times += self.keyed.times()
+        for number in self._askers():
+            front, _ = self.fronts.of(number)
+            if (leaves := front.next_time()) is not None:
+                times.append(leaves)
         return min(times, default=None)
+
+    def _askers(self) -> Iterable[int]:
+        """Copies that take rows from their fronts as soon as these may leave."""
+        if self.keyed is None and self._again:
+            return ()
+        copies = [number for number, copy in enumerate(self._copies) if copy.has_place]
+        return copies[:1] if self.keyed is None else [number for number in copies if self._takes_new(number)]
 
     def _overdue(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
@@ -244,24 +251,37 @@ class Dispatch:
                 copy.state = "late"
                 yield KillCopy(number, f"it took longer than the {limit:g} s that loading may take (load_timeout)")
                 continue
+            if self.keyed is not None and copy.state == "ready" and (model := self.keyed.late(number, now)) is not None:
+                yield from self._spared(copy, "a model took too long to load, and these rows were called")
+                yield KillCopy(number, f"{of_key(model)} took longer than the {limit:g} s that loading may take")
+                continue
             limit = self._spec.timeout
             late = [b for b in copy.batches if limit is not None and b.started is not None and now >= b.started + limit]
             for batch in late:
                 copy.batches.remove(batch)
                 yield from self._failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
             if late:
-                copy.state = "killed"
-                for batch in list(copy.batches):  # innocent: they go on elsewhere
-                    if batch.started is not None and not self._spec.retry_safe:
-                        copy.batches.remove(batch)
-                        yield from self._failed(batch, TIMED_OUT, "another batch took too long, and these rows were called")
-                    batch.started = None
+                yield from self._spared(copy, "another batch took too long, and these rows were called")
                 yield KillCopy(number, f"a batch took longer than {limit:g} s")
+
+    def _spared(self, copy: Copy, why_not: str) -> Iterator[Command]:
+        """It is killed. What it held is innocent, and goes on elsewhere, if it may be called again."""
+        copy.state = "killed"
+        for batch in list(copy.batches):
+            if batch.started is not None and not self._spec.retry_safe:
+                copy.batches.remove(batch)
+                yield from self._failed(batch, TIMED_OUT, why_not)
+            batch.started = None
 
     def _renewed(self) -> Iterator[Command]:
         """Rows that need a fresh process, where none is and none comes, get one."""
-        if any(batch.fresh for batch in self._again) and all(copy.state == "ready" and copy.runs for copy in self._copies):
-            for number, copy in enumerate(self._copies):
+        fresh = next((batch for batch in self._again if batch.fresh), None)
+        if fresh is None:
+            return
+        numbers = range(len(self._copies)) if self.keyed is None else self.keyed.homes(fresh)
+        if all(self._copies[number].state == "ready" and self._copies[number].runs for number in numbers):
+            for number in numbers:
+                copy = self._copies[number]
                 if not copy.batches:
                     copy.state = "killed"
                     yield KillCopy(number, "rows for which another had no memory left need a fresh one")
@@ -269,8 +289,8 @@ class Dispatch:
 
     def _starts(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
-            if copy.state == "absent" and self.front.lanes:
-                copy.state, copy.since, copy.runs = "starting", now, 0
+            if copy.state == "absent" and self.fronts.lanes:
+                copy.state, copy.since, copy.runs, copy.leaks = "starting", now, 0, ""
                 yield StartCopy(number)
 
     def _runs(self, now: float) -> Iterator[Command]:
@@ -285,20 +305,29 @@ class Dispatch:
 
     def _next(self, number: int, now: float) -> Batch | None:
         copy = self._copies[number]
-        if copy.holds_a_suspect:
+        if copy.holds_a_suspect or (self.keyed is not None and self.keyed.is_reserved(number)):
             return None
-        if (again := self._first_again(copy)) is not None:
-            if not copy.has_place or (again.suspect and copy.batches):
+        if (again := self._first_again(number)) is not None:
+            if not copy.has_place or (again.suspect and (copy.batches or copy.loads)):
                 return None
             self._again.remove(again)
             return again
-        taken = self.front.take(now, idle=copy.has_place, copy=number)
+        taken = self.fronts.take(number, now, idle=copy.has_place)
         return None if taken is None else Batch(next(self._numbers), *taken)
 
-    def _first_again(self, copy: _Copy) -> Batch | None:
+    def _takes_new(self, number: int) -> bool:
+        assert self.keyed is not None
+        return not self.keyed.is_reserved(number) and self._first_again(number) is None
+
+    def _first_again(self, number: int) -> Batch | None:
         """The first that may run there: what needs a fresh process goes first in one, and nowhere else."""
-        fresh = (batch for batch in self._again if batch.fresh and not copy.runs)
-        return next(itertools.chain(fresh, (batch for batch in self._again if not batch.fresh)), None)
+        again = [batch for batch in self._again if self.keyed is None or self.keyed.runs(number, batch)]
+        fresh = (batch for batch in again if batch.fresh and not self._copies[number].runs)
+        return next(itertools.chain(fresh, (batch for batch in again if not batch.fresh)), None)
+
+
+def process_of(batch: Batch) -> str:
+    return "the model's process" if batch.model is None else f"the process of {of_key(batch.model)}"
 
 
 def rows_told(rows: int) -> str:

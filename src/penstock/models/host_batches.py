@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from penstock.batching.entry import Aim, Entry, Span, rows_in
-from penstock.models.front import Front
+from penstock.models.fronts import Fronts
 
 if TYPE_CHECKING:
     from penstock.models.hunt import Hunt
@@ -41,12 +41,55 @@ class Batch:
     def rows(self) -> int:
         return rows_in(self.spans)
 
+    @property
+    def model(self) -> Any:
+        """Of many, the one that it is for."""
+        return self.spans[0].entry.model
+
+
+@dataclass(eq=False)
+class Copy:
+    """A process that holds the model, or some of many; or will."""
+
+    at_once: int  # batches that run at the same time: where they take turns, one
+    state: str = "absent"  # starting, ready; late (it did not load in time) or killed, until it is gone
+    since: float = 0.0
+    failed_loads: int = 0
+    runs: int = 0  # batches that its process was given
+    batches: list[Batch] = field(default_factory=list)  # those that run, oldest first, and one that waits behind them
+    loads: dict[Any, float] = field(default_factory=dict)  # of many models, those that are being loaded, since when
+    leaks: str = ""  # why it is to be started anew as soon as it is idle
+
+    @property
+    def has_place(self) -> bool:
+        """Whether a batch would run at once. Where batches take turns, it would only if there is none."""
+        return self.state == "ready" and len(self.batches) < self.at_once and not self.holds_a_suspect
+
+    @property
+    def holds_a_suspect(self) -> bool:
+        return any(batch.suspect for batch in self.batches)
+
+    def begin(self, now: float) -> None:
+        """The first batches run. Where they take turns, the second is not at it before the first is over."""
+        if self.state == "ready":  # what a killed process still holds runs no more
+            for batch in self.batches[: self.at_once]:
+                if batch.started is None:
+                    batch.started = now
+
+    def pop(self, number: int) -> Batch | None:
+        batch = next((batch for batch in self.batches if batch.number == number), None)
+        if batch is not None:
+            self.batches.remove(batch)
+        return batch
+
 
 class Parcels:
     """The parcels of all lanes of a host, until they are answered. A lane waits until one of them is."""
 
-    def __init__(self, front: Front[Parcel]) -> None:
-        self._front = front
+    def __init__(self, fronts: Fronts, add: Callable[[Entry[Parcel], Lane, float], None]) -> None:
+        """add: where rows go first."""
+        self._fronts = fronts
+        self._add = add
         self._waits_for: dict[Lane, int | None] = {}  # a parcel; None: the lane says itself when it goes on
         self._left: dict[int, int] = {}  # rows of a parcel that are not answered
         self._of: dict[Lane, set[int]] = {}  # of a lane, those that are not answered
@@ -55,24 +98,27 @@ class Parcels:
         lane = entry.item.client, entry.item.lane
         self._left[entry.item.number] = self._left.get(entry.item.number, 0) + entry.stop - entry.start
         self._of.setdefault(lane, set()).add(entry.item.number)
-        self._front.add(entry, lane, now)
+        self._add(entry, lane, now)
 
     def waits(self, lane: Lane, parcel: int | None) -> None:
         """The lane adds nothing until the rows of this parcel are answered; or, for None, until it goes on."""
-        if lane in self._front.lanes and (parcel is None or parcel in self._left):
+        if lane in self._fronts.lanes and (parcel is None or parcel in self._left):
             self._waits_for[lane] = parcel
-            self._front.waits(lane)
+            self._fronts.waits(lane)
 
     def goes(self, lane: Lane) -> None:
         self._waits_for.pop(lane, None)
-        self._front.goes(lane)
+        self._fronts.goes(lane)
 
-    def close(self, lane: Lane) -> None:
-        """What it has submitted, nobody wants any more: what waits is forgotten; what runs, runs for nobody."""
+    def close(self, lane: Lane) -> bool:
+        """What it has submitted, nobody wants any more: what waits is forgotten; what runs, runs for nobody. Whether there
+        was any."""
         self._waits_for.pop(lane, None)
-        self._front.closed(lane)
-        for number in self._of.pop(lane, ()):
+        self._fronts.closed(lane)
+        numbers = self._of.pop(lane, ())
+        for number in numbers:
             self._left.pop(number, None)
+        return bool(numbers)
 
     def is_left(self, parcel: int) -> bool:
         """Whether some rows of a parcel are still to be answered."""

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.models.messages import HostSpec, Payload
+from penstock.batching.entry import Entry
+from penstock.models.host_batches import Parcel
+from penstock.models.messages import Freed, HostSpec, Payload, Submit
 from penstock.transport.channel import Frames, frame
 from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
 from penstock.transport.segments import SegmentRef
@@ -29,6 +31,25 @@ class Held:
     def __del__(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
+
+
+def entries_of(message: Submit, parcel: Parcel) -> list[Entry[Parcel]]:
+    """The rows of a submitted block; of many models, those for each of them."""
+    parts: Sequence[tuple[str | None, int, int]] = message.parts or [(None, 0, message.rows)]
+    return [
+        Entry(
+            parcel,
+            stop,
+            start=start,
+            weights=message.weights,
+            lengths=message.lengths,
+            group=(message.group, message.how),
+            alone=message.alone,
+            bytes=message.size * (stop - start) // max(1, message.rows),
+            model=model,
+        )
+        for model, start, stop in parts
+    ]
 
 
 class Line:
@@ -80,6 +101,44 @@ class Line:
             for fd in fds:
                 os.close(fd)
         self._out.clear()
+
+
+class Lent:
+    """Segments of shared memory: whose they are, and which models' processes may refer to those of clients."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Client | Model] = {}
+        self._readers: dict[tuple[str, int], set[Model]] = {}
+
+    def owns(self, payload: Payload, owner: Client | Model) -> None:
+        if isinstance(payload, SegmentRef):
+            self._owners[payload.owner] = owner
+
+    def lend(self, payload: SegmentRef, model: Model) -> None:
+        self._readers.setdefault((payload.owner, payload.number), set()).add(model)
+
+    def freed(self, message: Freed) -> None:
+        """By a client, which refers to answers no more."""
+        if (owner := self._owners.get(message.owner)) is not None:
+            owner.line.send(message)
+
+    def returned(self, model: Model, owner: str, numbers: Iterable[int]) -> None:
+        """A model refers to these segments no more. Their owner is told when no model does."""
+        for number in numbers:
+            readers = self._readers.get((owner, number))
+            if readers is not None:
+                readers.discard(model)
+                if not readers:
+                    del self._readers[owner, number]
+                    if (client := self._owners.get(owner)) is not None:
+                        client.line.send(Freed(owner, [number]))
+
+    def lost(self, owner: Client | Model) -> None:
+        for name in [name for name, known in self._owners.items() if known is owner]:
+            del self._owners[name]
+        if isinstance(owner, Model):
+            for segment, number in list(self._readers):
+                self.returned(owner, segment, [number])
 
 
 class Client:

@@ -3,13 +3,17 @@ the broker of a host, which sends it to a client now and then."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple, TypeVar
 
 from penstock.batching.entry import Span, lengths_of, rows_in
 from penstock.batching.limits import BatchLimits
+from penstock.models.uses import Use
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 
 T = TypeVar("T")
+
+NONE: Mapping[str, Use] = {}
 
 
 class Report(NamedTuple):
@@ -18,6 +22,7 @@ class Report(NamedTuple):
     counters: dict[str, int]
     distributions: dict[str, Distribution]
     notes: dict[str, str]
+    models: Mapping[str, Use] = NONE  # of many, those whose numbers have changed: by how much; and their bytes
 
 
 class Measures:
@@ -26,6 +31,7 @@ class Measures:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._report = Report({}, {}, {})
+        self._models: dict[str, Use] = {}
         self._first_batches = 0  # of models that were loaded, still to come
         self._sizes, self._latencies = Distribution(), Distribution()  # of every batch: not looked up by their names
 
@@ -61,6 +67,15 @@ class Measures:
     def restarted(self) -> None:
         self._count("model_restarts")
 
+    def used(self, news: Mapping[Hashable, Use]) -> None:
+        """What models have cost since this was last said (Uses.news())."""
+        for model, use in news.items():
+            name = str(model)
+            if name in self._models:
+                self._models[name].add(use)
+            else:
+                self._models[name] = use
+
     def placed(self, where: str) -> None:
         self._report.notes["model_place"] = where
 
@@ -71,6 +86,8 @@ class Measures:
 
     def take(self) -> Report:
         report, self._report = self._report, Report({}, {}, {})
+        if self._models:
+            report, self._models = report._replace(models=self._models), {}
         if self._sizes.count:
             report.distributions["inference_request_batch_size"] = self._sizes
             report.distributions["inference_batch_latency_micro_secs"] = self._latencies

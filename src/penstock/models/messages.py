@@ -6,10 +6,13 @@ they are large they are in shared memory instead, whose descriptor travels besid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.limits import BatchLimits
+from penstock.failures import Failure
+from penstock.models.residency import Budget
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -34,6 +37,8 @@ class HostSpec:
     variables: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process
     devices: tuple[dict[str, str], ...] = ()  # more of them, one set for each device: copies are dealt out to them
     grace: float = 2.0  # seconds without any client before it leaves
+    budget: Budget | None = None  # for many models, by name; None: there is one
+    own_limits: dict[str, tuple[BatchLimits, bool]] = field(default_factory=dict)  # of some of them, and whether by length
 
 
 class Freed(NamedTuple):
@@ -63,6 +68,7 @@ class Submit(NamedTuple):
     lengths: list[int] | None
     alone: bool
     size: int  # bytes
+    parts: Sequence[tuple[str, int, int]] | None = None  # of many models: a name, and which rows are for it, from and to
 
 
 class Waits(NamedTuple):
@@ -116,12 +122,15 @@ class Answers(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Rows that get no answer because the process that had them was killed or died."""
+    """Rows that get no answer because the process that had them was killed or died; or because there is no model for them,
+    if it cannot be loaded or is too large."""
 
     pieces: list[Piece]
     kind: str  # of the failure
     message: str
-    rows: int  # in the batch
+    rows: int  # in the batch, of which one is to blame; 1: each by itself
+    model: str | None = None  # of many, the one that they were for
+    error: LoadFailed | None = None  # that its load has raised
 
 
 class Refused(NamedTuple):
@@ -153,16 +162,43 @@ class Run(NamedTuple):
     new: list[tuple[int, Payload, bytes]]  # entries that are not there yet, and how they are called
     done: list[int]  # entries that are not needed after this batch
     final: bool = False  # whatever comes of it counts: a row that does not fit in this fresh process never does
+    model: str | None = None  # of many, the one that is called
+
+
+class Load(NamedTuple):
+    """Of many models, this one: beside what runs."""
+
+    model: str
+
+
+class Unload(NamedTuple):
+    """Nobody uses it any more."""
+
+    model: str
+
+
+class Ready(NamedTuple):
+    """Of a process for many models: it has none, and can load them."""
 
 
 class Loaded(NamedTuple):
     seconds: float
     bytes: int
     search_key: str | None = None  # of what a search for a size finds (models/kept_sizes.py); None: it is not kept
+    model: str | None = None  # which one, of many
 
 
 class LoadFailed(NamedTuple):
     error: ErrorReport
+    model: str | None = None
+    failure: Failure | None = None  # of rows for this one of many
+
+
+class Leaks(NamedTuple):
+    """Models were unloaded, and the memory that they took is not free, again and again."""
+
+    bytes: int  # that are held, by more than should be
+    expected: int
 
 
 class Calling(NamedTuple):

@@ -11,19 +11,19 @@ the model that was needed longest ago, of those that nobody uses.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
+from penstock.models.uses import ATTEMPTS as ATTEMPTS
+from penstock.models.uses import Model, Uses
+from penstock.models.uses import Use as Use
 
 T = TypeVar("T")
 
 PATIENCE = 1.0  # seconds that rows wait for a model while all that are loaded are given new rows
 LOADS_AT_ONCE = 2  # in a copy
-ATTEMPTS = 3  # to load a model, before its rows fail
-
-Model: TypeAlias = Hashable
 
 
 class Budget(NamedTuple):
@@ -66,27 +66,27 @@ Step: TypeAlias = Load | Unload | Admit | Refuse
 
 
 @dataclass(slots=True)
-class Use:
-    """What a model has cost so far."""
-
-    bytes: int = 0  # when it was last loaded
-    loads: int = 0
-    unloads: int = 0
-    hits: int = 0  # blocks of rows that found it loaded
-    seconds: float = 0.0  # of loading
-    failed: int = 0  # attempts to load it, one after the other
-    alone: bool = False  # a process died while it loaded: next time nothing else loads beside it
-
-
-@dataclass(slots=True)
 class _Held:
     """A model in a copy: it is loaded, or will be soon."""
 
     copy: int
     bytes: int  # known, or guessed while it loads
     loading: bool = True
+    beside: bool = False  # other loads, or calls, so that what its process grew by is not its size alone
     admitting: bool = False  # the rows that waited for it are about to be let in
     closing: bool = False  # new rows wait, so that it can be unloaded
+
+
+class Copies:
+    """What the copies of a place do besides loading, as far as it matters here."""
+
+    def may_load(self, copy: int, model: Model) -> bool:
+        """Whether this one may be loaded there now."""
+        return True
+
+    def is_running(self, copy: int) -> bool:
+        """Whether models are called there now."""
+        return False
 
 
 class Residency(Generic[T]):
@@ -94,11 +94,20 @@ class Residency(Generic[T]):
     answered; such a model is not unloaded."""
 
     def __init__(
-        self, budget: Budget, in_use: Callable[[Model], bool], *, copies: int = 1, at_once: int = LOADS_AT_ONCE
+        self,
+        budget: Budget,
+        in_use: Callable[[Model], bool],
+        *,
+        copies: int = 1,
+        at_once: int = LOADS_AT_ONCE,
+        doing: Copies | None = None,
     ) -> None:
         self.budget = budget
-        self.uses: dict[Model, Use] = {}
+        self.uses = Uses(budget.bytes)
+        self.draining: int | None = None  # a copy where nothing may begin to run: a model will be loaded there, alone
+        self.is_blocked = False  # whether what waits behind the first cannot be loaded before something happens
         self._in_use = in_use
+        self._doing = doing or Copies()
         self._at_once = at_once
         self._ready = [False] * copies
         self._bytes = [0] * copies
@@ -107,7 +116,8 @@ class Residency(Generic[T]):
         self._held: OrderedDict[Model, _Held] = OrderedDict()  # the one that was needed longest ago first
         self._absent: OrderedDict[Model, list[Entry[T]]] = OrderedDict()  # the one whose oldest row is oldest first
         self._closing: Model | None = None
-        self._seen = 0, 0  # models whose size is known, and the bytes of all of them
+        self._lacks_room = False  # the first that waits does
+        self._too_large: list[Model] = []  # loaded, and to be unloaded before anything else
 
     # Rows.
 
@@ -116,7 +126,7 @@ class Residency(Generic[T]):
         held = self._held.get(entry.model)
         if held is not None and not held.loading and not held.closing:
             self._held.move_to_end(entry.model)
-            self._use(entry.model).hits += 1
+            self.uses.count(entry.model, hits=1)
             return held.copy
         entry.arrived = now
         self._absent.setdefault(entry.model, []).append(entry)
@@ -146,11 +156,6 @@ class Residency(Generic[T]):
         """Of all that is loaded or being loaded."""
         return sum(self._bytes)
 
-    def is_refused(self, model: Model) -> bool:
-        """Whether its rows cannot be answered: it was tried too often, or is too large."""
-        use = self.uses.get(model)
-        return use is not None and (use.failed >= ATTEMPTS or self._is_too_large(use.bytes))
-
     # What processes do.
 
     def ready(self, copy: int) -> None:
@@ -159,36 +164,49 @@ class Residency(Generic[T]):
 
     def loaded(self, model: Model, size: int, seconds: float) -> None:
         """It is there; decide() says what becomes of the rows that wait for it."""
-        held, use = self._held[model], self._use(model)
+        held = self._held[model]
         del self._loading[model]
-        if not use.bytes:
-            self._seen = self._seen[0] + 1, self._seen[1] + size
+        too_large = self.uses.is_too_large(size)
+        in_doubt = too_large and (held.beside or self._doing.is_running(held.copy))
+        self.uses.loaded(model, size, seconds, in_doubt=in_doubt)
         self._bytes[held.copy] += size - held.bytes
         held.bytes, held.loading, held.admitting = size, False, model in self._absent
-        use.bytes, use.loads, use.seconds, use.failed, use.alone = size, use.loads + 1, use.seconds + seconds, 0, False
         self._held.move_to_end(model)
         if model in self._absent:
             self._absent.move_to_end(model, last=False)
+        if too_large and model in self._absent:
+            held.closing = True
+            self._too_large.append(model)
 
     def load_failed(self, model: Model) -> None:
         """It is tried again, unless it has failed too often."""
         self._drop(model)
-        self._use(model).failed += 1
+        self.uses[model].failed += 1
 
-    def lost(self, copy: int) -> list[Model]:
+    def lost(self, copy: int, let_in: Sequence[Entry[T]] = (), *, killed: bool = False, beside: bool = False) -> list[Model]:
         """The process of a copy is gone, with all its models; those that were loading. If it was one alone, that counts as a
-        failed attempt."""
+        failed attempt; not if batches ran `beside` it, or if the process was `killed` for another reason. `let_in`: rows
+        that were, and wait again. Their models are loaded before others; those in use before these."""
         self._ready[copy] = False
         loading = [model for model, where in self._loading.items() if where == copy]
-        for model in [model for model, held in self._held.items() if held.copy == copy]:
+        lost = [model for model, held in self._held.items() if held.copy == copy]
+        for model in lost:
             self._drop(model)
-            if self._in_use(model):
-                self._absent.setdefault(model, [])
-                self._absent.move_to_end(model, last=False)
-        for model in loading:
-            self._use(model).alone = True
-            self._use(model).failed += len(loading) == 1
+        for entry in reversed(let_in):
+            self._absent.setdefault(entry.model, []).insert(0, entry)
+            self.put_first(entry.model)
+        for model in filter(self._in_use, lost):
+            self._absent.setdefault(model, [])
+            self.put_first(model)
+        for model in () if killed else loading:
+            self.uses[model].alone = True
+            self.uses[model].failed += len(loading) == 1 and not beside
         return loading
+
+    def put_first(self, model: Model) -> None:
+        """If rows wait for it, it is loaded before others."""
+        if model in self._absent:
+            self._absent.move_to_end(model, last=False)
 
     def take(self, model: Model) -> list[Entry[T]]:
         """The rows that wait for it, which wait no more."""
@@ -200,30 +218,31 @@ class Residency(Generic[T]):
 
     def decide(self, now: float) -> list[Step]:
         """What is to be done, in this order; it counts as begun."""
-        steps: list[Step] = [*map(self._unload, self._too_much())]
+        too_large, self._too_large = [model for model in self._too_large if model in self._held], []
+        steps: list[Step] = [*map(self._unload, too_large)]
+        steps += map(self._unload, self._too_much())
+        self.draining, self._lacks_room, self.is_blocked = None, False, False
         for model, entries in self._absent.items():
             if model in self._loading:
                 continue
-            if self.is_refused(model):
-                steps += [self._unload(model)] if model in self._held else []
-                steps.append(Refuse(model, self._is_too_large(self._use(model).bytes)))
+            if self.uses.is_refused(model):
+                steps.append(Refuse(model, self.uses.is_too_large(self.uses[model].bytes)))
             elif (held := self._held.get(model)) is not None:
                 if not held.closing or not self._in_use(model):
                     self._reopen(model)
                     steps.append(Admit(model, held.copy))
-            elif (copy := self._free_copy(model)) is None:
-                break
-            elif (victims := self._victims(model, copy)) is None:
-                self._make_way(entries, now)
-                break
-            else:
+            elif (found := self._room_for(model, entries, now)) is not None:
+                copy, victims = found
                 steps += [*map(self._unload, victims), Load(model, copy)]
                 self._hold(model, copy)
+            else:
+                self.is_blocked = True
+                break
         return steps
 
     def next_time(self) -> float | None:
         """When decide() should be asked again, if nothing happens before."""
-        first = next(iter(self._absent.values()), None)
+        first = next(iter(self._absent.values()), None) if self._lacks_room else None
         return first[0].arrived + PATIENCE if first and self._closing is None and not self._loading else None
 
     def _too_much(self) -> list[Model]:
@@ -243,18 +262,38 @@ class Residency(Generic[T]):
     def _is_idle(self, model: Model, held: _Held) -> bool:
         return not (held.loading or held.admitting or self._in_use(model))
 
-    def _free_copy(self, model: Model) -> int | None:
-        """The copy that may load it now: of those that load few, the one that holds least."""
-        alone = not self._seen[0] or self._use(model).alone or any(self._use(other).alone for other in self._loading)
+    def _room_for(self, model: Model, entries: list[Entry[T]], now: float) -> tuple[int, list[Model]] | None:
+        """The copy that may load it now, and what has to go for it."""
+        copies = self._free_copies(model)
+        for copy in copies:
+            if (victims := self._victims(model, copy)) is not None:
+                return copy, victims
+        if copies:
+            self._lacks_room = True
+            self._make_way(copies[0], entries, now)
+        return None
+
+    def _free_copies(self, model: Model) -> list[int]:
+        """Those that may load it now, the one that holds least first."""
+        is_suspect = self.uses[model].alone
+        alone = not self.uses.size_is_known or is_suspect or any(self.uses[other].alone for other in self._loading)
         if alone and self._loading:
-            return None  # the first one is measured alone, and one that may kill its process is, too
+            return []  # the first one is measured alone, and one that may kill its process is, too
         loading = list(self._loading.values())
-        free = [copy for copy, ready in enumerate(self._ready) if ready and loading.count(copy) < self._at_once]
-        return min(free, key=lambda copy: self._bytes[copy], default=None)
+        free = [
+            copy
+            for copy, ready in enumerate(self._ready)
+            if ready and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
+        ]
+        free.sort(key=lambda copy: self._bytes[copy])
+        if is_suspect and free and self._doing.is_running(free[0]):
+            self.draining = free[0]
+            return []
+        return free[:1] if is_suspect else free
 
     def _victims(self, model: Model, copy: int) -> list[Model] | None:
         """What has to go for it; None if not enough can."""
-        free, room = self._room(copy), self._guess(model)
+        free, room = self._room(copy), self.uses.guess(model)
         victims: list[Model] = []
         candidates = iter(self._held.items())
         while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):
@@ -277,11 +316,12 @@ class Residency(Generic[T]):
             float("inf") if most is None else most - self._models[copy],
         )
 
-    def _make_way(self, entries: list[Entry[T]], now: float) -> None:
+    def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
+        anywhere = self._room(copy)[1] >= 1 and not self.budget.of_each
         if self._closing is None and (not entries or now >= entries[0].arrived + PATIENCE):
             for model, held in self._held.items():
-                if not held.loading:
+                if not held.loading and (anywhere or held.copy == copy):
                     held.closing, self._closing = True, model
                     return
 
@@ -291,13 +331,16 @@ class Residency(Generic[T]):
             self._closing = None
 
     def _hold(self, model: Model, copy: int) -> None:
-        self._held[model] = _Held(copy, self._guess(model))
+        others = [other for other, where in self._loading.items() if where == copy]
+        for other in others:
+            self._held[other].beside = True
+        self._held[model] = _Held(copy, self.uses.guess(model), beside=bool(others) or self._doing.is_running(copy))
         self._loading[model] = copy
         self._bytes[copy] += self._held[model].bytes
         self._models[copy] += 1
 
     def _unload(self, model: Model) -> Unload:
-        self._use(model).unloads += 1
+        self.uses.count(model, unloads=1)
         return Unload(model, self._drop(model))
 
     def _drop(self, model: Model) -> int:
@@ -308,17 +351,3 @@ class Residency(Generic[T]):
         if self._closing == model:
             self._closing = None
         return held.copy
-
-    def _guess(self, model: Model) -> int:
-        """How large it will be: as large as it was, or as others are."""
-        models, total = self._seen
-        return self._use(model).bytes or (total // models if models else 0)
-
-    def _is_too_large(self, size: int) -> bool:
-        return self.budget.bytes is not None and size > self.budget.bytes
-
-    def _use(self, model: Model) -> Use:
-        use = self.uses.get(model)
-        if use is None:
-            use = self.uses[model] = Use()
-        return use

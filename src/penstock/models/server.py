@@ -1,7 +1,7 @@
 """The process of a model host that holds the model. It does what the broker says, and ends with it.
 
 Its main thread runs batches, or several threads do where the handler allows it; one more thread reads messages and unpacks
-rows, so that the next batch is at hand when one ends.
+rows, so that the next batch is at hand when one ends. Where there are many models, further threads load them beside that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,25 @@ from typing import Any, NamedTuple, Protocol
 from penstock.answers import Together, pick
 from penstock.blocks import Block, gather
 from penstock.errors import NotShippableError
-from penstock.models.messages import Bring, Calling, Freed, Loaded, LoadFailed, Payload, Raised, Ran, Run
+from penstock.failures import LOADING, Failure
+from penstock.models.freed_memory import FreedMemory
+from penstock.models.messages import (
+    Bring,
+    Calling,
+    Freed,
+    Leaks,
+    Load,
+    Loaded,
+    LoadFailed,
+    Payload,
+    Raised,
+    Ran,
+    Ready,
+    Run,
+    Unload,
+)
 from penstock.models.outcome import Outcome
+from penstock.models.residency import LOADS_AT_ONCE
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, load_pickle, pack, unpack
@@ -40,11 +57,20 @@ MOST_SEGMENTS = 200  # in a message: each has a descriptor
 class Served(Protocol):
     """What a host holds: it arrives pickled, and is all of the user's that a host runs."""
 
-    def load(self) -> tuple[float, int, str | None]:
-        """Load the model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
+    def load(self, model: str | None) -> tuple[float, int, str | None]:
+        """Load a model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
+
+    def unload(self, model: str) -> None:
+        """Let go of it."""
 
     def run(
-        self, batch: Block, how: Any, calling: Callable[[], None], final: bool, read_again: Callable[[], Block]
+        self,
+        model: str | None,
+        batch: Block,
+        how: Any,
+        calling: Callable[[], None],
+        final: bool,
+        read_again: Callable[[], Block],
     ) -> Outcome:
         """The answers to a batch; calling() before each call of the model. Unless it is final, rows that do not fit alone
         are left for a fresh process. The model may change the batch; read_again() gives it as it was."""
@@ -53,10 +79,12 @@ class Served(Protocol):
         """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
 
     step: str
+    many: bool  # models, by name; else there is one, None
 
 
 class _Job(NamedTuple):
     batch: int
+    model: str | None
     rows: Block
     how: Any
     readers: list[int]
@@ -98,6 +126,8 @@ class _Server:
         self._sending = threading.Lock()
         self._concurrent = concurrent
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[str] = queue.SimpleQueue()  # models
+        self._memory = FreedMemory()
         self._entries: dict[int, _Entry | BaseException] = {}
         self._step = ""
         self._segments = Segments()
@@ -108,14 +138,16 @@ class _Server:
         try:
             served: Served = load_pickle(program)
             self._step = served.step
-            loaded = Loaded(*served.load())
+            loaded = Ready() if served.many else Loaded(*served.load(None))
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
             return
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         self._send(loaded)
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, args=[served], daemon=True).start()
+        for _ in range(LOADS_AT_ONCE if served.many else 0):
+            threading.Thread(target=self._load_models, args=[served], daemon=True).start()
         for _ in range(self._concurrent - 1):
             threading.Thread(target=self._work, args=[served], daemon=True).start()
         self._work(served)
@@ -137,11 +169,38 @@ class _Server:
             traceback.print_exc()
             os._exit(1)
 
+    def _load_models(self, served: Served) -> None:
+        """Of many, one after the other."""
+        try:
+            while True:
+                model = self._loads.get()
+                self._memory.loads()
+                answer = self._load(served, model)
+                self._memory.loaded(model, answer.bytes if isinstance(answer, Loaded) else None)
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                self._send(answer)
+        except BaseException:  # what the user's code raises does not come here
+            traceback.print_exc()
+            os._exit(1)
+
+    def _load(self, served: Served, model: str) -> Loaded | LoadFailed:
+        try:
+            return Loaded(*served.load(model), model)
+        except BaseException as exc:  # SystemExit too: it is the handler's error
+            return LoadFailed(ErrorReport.of(exc), model, Failure.of(exc.__cause__ or exc, served.step, kind=LOADING))
+
+    def _unload(self, served: Served, model: str) -> None:
+        served.unload(model)
+        leak = self._memory.unloaded(model)
+        if leak is not None:
+            self._send(Leaks(*leak))
+
     def _run(self, served: Served, job: _Job) -> None:
         started = time.perf_counter()
         try:
             calling = lambda: self._send(Calling(job.batch)) if self._timed else None  # noqa: E731
-            outcome = served.run(job.rows, job.how, calling, job.final, job.read_again)
+            outcome = served.run(job.model, job.rows, job.how, calling, job.final, job.read_again)
             seconds = time.perf_counter() - started
             again = list(outcome.again)
             if len(again) == sum(job.sizes):
@@ -175,7 +234,7 @@ class _Server:
         for segment in segments:
             self._segments.done(segment)
 
-    def _listen(self) -> None:
+    def _listen(self, served: Served) -> None:
         try:
             while True:
                 message, fds = self._channel.receive()
@@ -183,6 +242,10 @@ class _Server:
                     self._segments.freed(message.numbers)
                 elif isinstance(message, Bring):
                     self._unpack(message.new, fds)
+                elif isinstance(message, Load):
+                    self._loads.put(message.model)
+                elif isinstance(message, Unload):
+                    self._unload(served, message.model)
                 else:
                     assert isinstance(message, Run)
                     self._jobs.put(self._job(message, fds))
@@ -199,7 +262,7 @@ class _Server:
             rows = gather([(entry.block, start, stop) for entry, start, stop in pieces])
             sizes = [stop - start for _, start, stop in pieces]
             anew = lambda: gather([(entry.anew(), start, stop) for entry, start, stop in pieces])  # noqa: E731
-            return _Job(message.batch, rows, pieces[0][0].how, message.readers, sizes, message.final, anew)
+            return _Job(message.batch, message.model, rows, pieces[0][0].how, message.readers, sizes, message.final, anew)
         except BaseException as exc:  # a row whose class cannot be imported here, or whose unpickling raises
             what = f"rows cannot be unpickled in the model's process ({type(exc).__name__}: {safe_str(exc)})"
             error = NotShippableError(f"step {self._step!r}: {what}")

@@ -1,0 +1,72 @@
+"""Whether the memory of models that were unloaded is free again, in a process that loads one after the other."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from penstock.models.loading import resident_bytes
+
+SLACK = 32 << 20  # bytes that a process may hold beside its models, at least
+ALLOWED = 0.25  # of its models, the same
+GROWTHS = 3  # that cannot be undone, one on top of the other, until it counts as a leak
+
+
+class FreedMemory:
+    """Told of every load and unload; cheap but where too much is held. What cannot be freed, such as a library that came
+    with the first model or the first call, is taken as given once: a leak is what grows again, and again."""
+
+    def __init__(self, held: Callable[[], int] = resident_bytes) -> None:
+        self._held = held
+        self._lock = threading.Lock()  # guards what follows: models are loaded by several threads
+        self._besides: int | None = None  # bytes that are held and are no model's
+        self._models: dict[str, int] = {}
+        self._total = 0  # of the models
+        self._largest = 0
+        self._loading = 0
+        self._growths = 0
+
+    def loads(self) -> None:
+        """A load begins."""
+        with self._lock:
+            self._loading += 1
+
+    def loaded(self, model: str, size: int | None) -> None:
+        """It is over; None: it failed."""
+        with self._lock:
+            self._loading -= 1
+            if size is not None:
+                if self._besides is None:  # the first: it is loaded alone
+                    self._besides = max(0, self._held() - size)
+                self._models[model] = size
+                self._total += size
+                self._largest = max(self._largest, size)
+
+    def unloaded(self, model: str) -> tuple[int, int] | None:
+        """If it is a leak: the bytes that are held, and those that should be."""
+        with self._lock:
+            self._total -= self._models.pop(model, 0)
+            expected = (self._besides or 0) + self._total
+            slack = self._largest * (1 + self._loading) + int(ALLOWED * self._total)
+            most = expected + max(SLACK, slack)
+            if self._held() <= most:
+                return None
+            give_back()
+            held = self._held()
+            if held <= most:
+                return None
+            self._besides = held - self._total
+            self._growths += 1
+            return (held, expected) if self._growths >= GROWTHS else None
+
+
+def give_back() -> None:
+    """What nothing refers to, and what the C library keeps for later."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,87 @@
+"""What each of many models has cost so far, and what to expect of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+ATTEMPTS = 3  # to load a model, before its rows fail
+
+Model: TypeAlias = Hashable
+
+
+@dataclass(slots=True)
+class Use:
+    """What a model has cost so far."""
+
+    bytes: int = 0  # when it was last loaded
+    loads: int = 0
+    unloads: int = 0
+    hits: int = 0  # blocks of rows that found it loaded
+    seconds: float = 0.0  # of loading
+    failed: int = 0  # attempts to load it, one after the other
+    alone: bool = False  # a process died while it loaded, or its size is in doubt: next time nothing runs beside it
+
+    def add(self, more: Use) -> None:
+        """What it has cost besides."""
+        self.bytes = more.bytes
+        self.loads += more.loads
+        self.unloads += more.unloads
+        self.hits += more.hits
+        self.seconds += more.seconds
+
+
+class Uses(dict[Model, Use]):
+    """Of the models that were asked for. `limit`: bytes of the largest that can be used."""
+
+    def __init__(self, limit: int | None) -> None:
+        super().__init__()
+        self._limit = limit
+        self._news: dict[Model, Use] = {}
+        self._seen = 0, 0  # models whose size is known, and the bytes of all of them
+
+    def __missing__(self, model: Model) -> Use:
+        use = self[model] = Use()
+        return use
+
+    def count(self, model: Model, *, hits: int = 0, loads: int = 0, unloads: int = 0, seconds: float = 0.0) -> None:
+        use = self[model]
+        more = Use(use.bytes, loads, unloads, hits, seconds)
+        use.add(more)
+        if (news := self._news.get(model)) is None:
+            self._news[model] = more
+        else:
+            news.add(more)
+
+    def news(self) -> dict[Model, Use]:
+        """What was counted since this was last asked."""
+        news, self._news = self._news, {}
+        return news
+
+    def loaded(self, model: Model, size: int, seconds: float, *, in_doubt: bool = False) -> None:
+        """It took so much. `in_doubt`: more than is allowed, and maybe not all of it is the model's."""
+        use = self[model]
+        if not use.bytes and not self.is_too_large(size):
+            self._seen = self._seen[0] + 1, self._seen[1] + size
+        use.failed, use.alone, use.bytes = 0, in_doubt, 0 if in_doubt else size
+        self.count(model, loads=1, seconds=seconds)
+
+    @property
+    def size_is_known(self) -> bool:
+        """Of one at least."""
+        return self._seen[0] > 0
+
+    def guess(self, model: Model) -> int:
+        """How large it will be: as large as it was, or as others are."""
+        models, total = self._seen
+        use = self.get(model)
+        return (use.bytes if use is not None else 0) or (total // models if models else 0)
+
+    def is_too_large(self, size: int) -> bool:
+        return self._limit is not None and size > self._limit
+
+    def is_refused(self, model: Model) -> bool:
+        """Whether rows for it cannot be answered: it was tried too often, or is too large."""
+        use = self.get(model)
+        return use is not None and (use.failed >= ATTEMPTS or self.is_too_large(use.bytes))
