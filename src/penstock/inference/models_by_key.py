@@ -259,15 +259,6 @@ class Pattern(OfKey):
         return self._pattern.replace("{key}", name)
 
 
-def too_large(step: str, model: str, size: int, budget: Budget) -> str:
-    """What is said of a model that no budget like this can hold."""
-    assert budget.bytes is not None
-    return (
-        f"step {step!r}: the model of the key {model!r} takes {size / 1e9:.3g} GB, and the budget is "
-        f"{budget.bytes / 1e9:.3g} GB for all models; give it more (memory_budget=), or fewer workers to share it"
-    )
-
-
 def _plain(text: str) -> str:
     """For a glob that means just this text."""
     return re.sub(r"([*?[])", r"[\1]", text)

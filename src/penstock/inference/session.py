@@ -331,6 +331,7 @@ class InferenceSession:
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
         self._measures.found(self._front.explain())
+        self._measures.used(self._models.used())
         self._kept.keep(self._front)
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from penstock.batching.entry import Entry, Span
 from penstock.errors import ModelLoadError, PenstockError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
 from penstock.inference.model import ModelCopy
-from penstock.inference.models_by_key import ModelsByKey, too_large
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.residents import Residents
 from penstock.inference.shared import Shared
 from penstock.models.front import Front
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
 from penstock.models.residency import Admit, Load, Refuse, Residency, Step, Unload
+from penstock.models.uses import told_too_large
+from penstock.observe.metrics import ModelUse
 from penstock.seeding import seeded
 
 
@@ -44,6 +46,9 @@ class OneModel:
 
     def go_on(self) -> bool:
         return False
+
+    def used(self) -> Mapping[Hashable, ModelUse]:
+        return {}
 
     def next_time(self) -> float | None:
         return None
@@ -101,6 +106,10 @@ class KeyedModels:
         self._load(self._to_load.popleft())
         return True
 
+    def used(self) -> Mapping[Hashable, ModelUse]:
+        """What models have cost since this was last asked."""
+        return self._residency.uses.news()
+
     def next_time(self) -> float | None:
         """When to ask again, if nothing happens."""
         return self._residency.next_time()
@@ -145,9 +154,9 @@ class KeyedModels:
         """Its rows have failed, where that is handled; else the run has."""
         model, lane = str(step.model), entry.item.lane
         if step.too_large:
-            size = self._residency.uses[step.model].bytes
-            error: PenstockError = ModelLoadError(too_large(lane.step, model, size, self._residency.budget))
-            origin: BaseException = MemoryError(str(error))
+            size, budget = self._residency.uses[step.model].bytes, self._residency.budget.bytes or 0
+            origin: BaseException = MemoryError(told_too_large(model, size, budget))
+            error: PenstockError = ModelLoadError(f"step {lane.step!r}: {origin}")
         else:
             error = self._errors[model]
             origin = error.__cause__ or error

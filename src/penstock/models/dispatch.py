@@ -19,8 +19,9 @@ from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy,
 from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Batch, Copy, Parcel, Parcels
 from penstock.models.hunt import Hunt, Steps, rows_of, spans_of
-from penstock.models.keyed_models import KeyedModels, Refusal, of_key
+from penstock.models.keyed_models import KeyedModels, Refusal
 from penstock.models.messages import HostSpec
+from penstock.models.uses import of_key
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
 HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside

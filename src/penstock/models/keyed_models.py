@@ -21,7 +21,7 @@ from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Batch, Copy, Lane, Parcel
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import Admit, Copies, Load, Refuse, Residency, Unload
-from penstock.models.uses import ATTEMPTS, Model
+from penstock.models.uses import ATTEMPTS, Model, bytes_told, of_key, told_too_large
 
 
 class Refusal(NamedTuple):
@@ -153,7 +153,7 @@ class KeyedModels(Copies):
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
-        for batch in sorted(reversed(self._again), key=lambda batch: batch.fresh):  # in the end, a fresh one is first
+        for batch in sorted(list(self._again)[::-1], key=lambda batch: batch.fresh):  # in the end, a fresh one is first
             if batch.suspect:
                 self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
@@ -175,9 +175,7 @@ class KeyedModels(Copies):
     def _refusal(self, model: Model, entries: list[Entry[Parcel]], too_large: bool) -> Refusal:
         if too_large:
             size, budget = self.residency.uses[model].bytes, self.residency.budget.bytes or 0
-            advice = "give the models more memory, or this key a smaller model"
-            what = f"takes {bytes_told(size)}, and the budget is {bytes_told(budget)} (memory_budget): {advice}"
-            return Refusal(model, entries, OUT_OF_MEMORY, f"{of_key(model)} {what}")
+            return Refusal(model, entries, OUT_OF_MEMORY, told_too_large(model, size, budget))
         why = self._why.get(model, "")
         what = f"{of_key(model)} could not be loaded, in {ATTEMPTS} attempts: {_reason(why)}"
         return Refusal(model, entries, LOADING, what, why if isinstance(why, LoadFailed) else None)
@@ -213,18 +211,6 @@ class KeyedModels(Copies):
         self._why[model] = why
         self.residency.load_failed(model)
         self._stale = True
-
-
-def of_key(model: Model) -> str:
-    return f"the model of key {model!r}"
-
-
-def bytes_told(size: int) -> str:
-    """For people: 5.2 GB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
 
 
 def _reason(why: LoadFailed | str) -> str:

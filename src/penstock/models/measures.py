@@ -8,12 +8,11 @@ from typing import NamedTuple, TypeVar
 
 from penstock.batching.entry import Span, lengths_of, rows_in
 from penstock.batching.limits import BatchLimits
-from penstock.models.uses import Use
-from penstock.observe.metrics import Distribution, MetricKey, Metrics
+from penstock.observe.metrics import Distribution, MetricKey, Metrics, ModelUse
 
 T = TypeVar("T")
 
-NONE: Mapping[str, Use] = {}
+NONE: Mapping[str, ModelUse] = {}
 
 
 class Report(NamedTuple):
@@ -22,7 +21,7 @@ class Report(NamedTuple):
     counters: dict[str, int]
     distributions: dict[str, Distribution]
     notes: dict[str, str]
-    models: Mapping[str, Use] = NONE  # of many, those whose numbers have changed: by how much; and their bytes
+    models: Mapping[str, ModelUse] = NONE  # of many, those whose numbers have changed: by how much; and their bytes
 
 
 class Measures:
@@ -31,7 +30,7 @@ class Measures:
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
         self._report = Report({}, {}, {})
-        self._models: dict[str, Use] = {}
+        self._models: dict[str, ModelUse] = {}
         self._first_batches = 0  # of models that were loaded, still to come
         self._sizes, self._latencies = Distribution(), Distribution()  # of every batch: not looked up by their names
 
@@ -67,7 +66,7 @@ class Measures:
     def restarted(self) -> None:
         self._count("model_restarts")
 
-    def used(self, news: Mapping[Hashable, Use]) -> None:
+    def used(self, news: Mapping[Hashable, ModelUse]) -> None:
         """What models have cost since this was last said (Uses.news())."""
         for model, use in news.items():
             name = str(model)
@@ -113,3 +112,7 @@ def hand_in(report: Report, metrics: Metrics, step: str, namespace: str) -> None
         metrics.distribution_of(MetricKey(step, namespace, name)).merge(distribution)
     for name, note in report.notes.items():
         metrics.notes[MetricKey(step, namespace, name)] = note
+    for name, use in report.models.items():
+        metrics.used(MetricKey(step, namespace, name), use)
+        for counter, count in [("model_loads", use.loads), ("model_unloads", use.unloads), ("model_hits", use.hits)]:
+            metrics.count(MetricKey(step, namespace, counter), count)

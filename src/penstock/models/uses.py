@@ -6,30 +6,19 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.observe.metrics import ModelUse
+
 ATTEMPTS = 3  # to load a model, before its rows fail
 
 Model: TypeAlias = Hashable
 
 
 @dataclass(slots=True)
-class Use:
-    """What a model has cost so far."""
+class Use(ModelUse):
+    """What a model has cost so far, and what is known of its loads."""
 
-    bytes: int = 0  # when it was last loaded
-    loads: int = 0
-    unloads: int = 0
-    hits: int = 0  # blocks of rows that found it loaded
-    seconds: float = 0.0  # of loading
     failed: int = 0  # attempts to load it, one after the other
     alone: bool = False  # a process died while it loaded, or its size is in doubt: next time nothing runs beside it
-
-    def add(self, more: Use) -> None:
-        """What it has cost besides."""
-        self.bytes = more.bytes
-        self.loads += more.loads
-        self.unloads += more.unloads
-        self.hits += more.hits
-        self.seconds += more.seconds
 
 
 class Uses(dict[Model, Use]):
@@ -38,7 +27,7 @@ class Uses(dict[Model, Use]):
     def __init__(self, limit: int | None) -> None:
         super().__init__()
         self._limit = limit
-        self._news: dict[Model, Use] = {}
+        self._news: dict[Model, ModelUse] = {}
         self._seen = 0, 0  # models whose size is known, and the bytes of all of them
 
     def __missing__(self, model: Model) -> Use:
@@ -47,14 +36,14 @@ class Uses(dict[Model, Use]):
 
     def count(self, model: Model, *, hits: int = 0, loads: int = 0, unloads: int = 0, seconds: float = 0.0) -> None:
         use = self[model]
-        more = Use(use.bytes, loads, unloads, hits, seconds)
+        more = ModelUse(use.bytes, loads, unloads, hits, seconds)
         use.add(more)
         if (news := self._news.get(model)) is None:
             self._news[model] = more
         else:
             news.add(more)
 
-    def news(self) -> dict[Model, Use]:
+    def news(self) -> dict[Model, ModelUse]:
         """What was counted since this was last asked."""
         news, self._news = self._news, {}
         return news
@@ -85,3 +74,21 @@ class Uses(dict[Model, Use]):
         """Whether rows for it cannot be answered: it was tried too often, or is too large."""
         use = self.get(model)
         return use is not None and (use.failed >= ATTEMPTS or self.is_too_large(use.bytes))
+
+
+def told_too_large(model: Model, size: int, budget: int) -> str:
+    """What is said of a model that a budget cannot hold."""
+    advice = "give the models more memory, fewer workers to share it, or this key a smaller model"
+    return f"{of_key(model)} takes {bytes_told(size)}, and the budget is {bytes_told(budget)} (memory_budget): {advice}"
+
+
+def of_key(model: Model) -> str:
+    return f"the model of key {model!r}"
+
+
+def bytes_told(size: int) -> str:
+    """For people: 5.2 GB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
