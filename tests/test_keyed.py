@@ -105,7 +105,7 @@ def test_a_key_without_a_model_fails_its_row(way):
     assert [(row, failure.error_type) for row, failure in bad] == [(rows[1], "LookupError"), (rows[3], "LookupError")]
     assert "no model for the key 'nobody': the handler has models for 'k0', 'k1'" in bad[0][1].message
     with pytest.raises(StepError, match="no model for the key 'nobody'"):
-        run(way, rows, mapped(2, way[1]))
+        run(way, rows[:3], mapped(2, way[1]))
 
 
 def test_a_default_takes_the_other_keys(way):

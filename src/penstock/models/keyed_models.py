@@ -153,9 +153,9 @@ class KeyedModels(Copies):
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
-        for batch in sorted(list(self._again)[::-1], key=lambda batch: batch.fresh):  # in the end, a fresh one is first
-            if batch.suspect:
-                self.residency.put_first(batch.model)
+        suspects = [batch for batch in reversed(self._again) if batch.suspect]
+        for batch in sorted(suspects, key=lambda batch: batch.fresh):  # in the end, a fresh one is first
+            self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
     def _do(self, step: Load | Unload | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
