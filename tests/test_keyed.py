@@ -548,3 +548,21 @@ def test_a_model_that_crashes_and_one_that_hangs_cost_their_own_rows():
     good, bad = handled(({"workers": 2}, {}), rows, mapped(6, {"max_batch_size": 4}, Breaks), timeout=2)
     assert good == [answer for answer, row in zip(answers_of(rows), rows, strict=True) if row[1] not in (8, 15)]
     assert [(row, failure.kind) for row, failure in bad] == [(("k2", 8), "crashed"), (("k3", 15), "timed out")]
+
+
+KEPT: list = []
+
+
+class Leaks(Weighs):
+    def load_model(self):
+        model = super().load_model()
+        KEPT.append(model)
+        return model
+
+
+def test_models_that_something_keeps_are_told_of(caplog):
+    handler = mapped(20, {}, Leaks, max_models_per_worker_hint=1)
+    made, _ = run(WAYS["here"], rows_of(100, 20), handler)
+    KEPT.clear()
+    assert made == answers_of(rows_of(100, 20))
+    assert "something keeps the memory of models that were unloaded" in caplog.text

@@ -5,6 +5,7 @@ models/residency.py decides; what it says is done here, by the threads that wait
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -18,13 +19,16 @@ from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.residents import Residents
 from penstock.inference.shared import Shared
+from penstock.models.freed_memory import FreedMemory
 from penstock.models.front import Front
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
 from penstock.models.residency import Admit, Load, Refuse, Residency, Step, Unload
-from penstock.models.uses import told_too_large
+from penstock.models.uses import bytes_told, told_too_large
 from penstock.observe.metrics import ModelUse
 from penstock.seeding import seeded
+
+logger = logging.getLogger(__name__)
 
 
 class OneModel:
@@ -67,6 +71,8 @@ class KeyedModels:
         self._measures = measures
         self._leases: Counter[Hashable] = Counter()  # batches that run, by model
         self._to_load: deque[str] = deque()
+        self._memory = FreedMemory()
+        self._has_warned = False
         self._errors: dict[str, PenstockError] = {}  # of the last attempt to load
         budget = models.budget_or_default().shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
@@ -123,6 +129,7 @@ class KeyedModels:
             self._to_load.append(model)
         elif isinstance(step, Unload):
             self._residents.unload(model)
+            self._warn_of(self._memory.unloaded(model))
         elif isinstance(step, Admit):
             for entry in self._residency.take(model):
                 self._front.add(entry, entry.owner, entry.arrived)
@@ -131,6 +138,7 @@ class KeyedModels:
                 self._refuse(entry, step)
 
     def _load(self, model: str) -> None:
+        self._memory.loads()
         self._changed.notify_all()  # others may load another one, or run what is here
         self._changed.release()
         try:
@@ -141,6 +149,7 @@ class KeyedModels:
             error = exc
         finally:
             self._changed.acquire()
+        self._memory.loaded(model, loaded.bytes if error is None else None)
         if error is None:
             self._errors.pop(model, None)
             self._residency.loaded(model, loaded.bytes, loaded.seconds)
@@ -149,6 +158,17 @@ class KeyedModels:
             self._errors[model] = error
             self._residency.load_failed(model)
         self._changed.notify_all()
+
+    def _warn_of(self, leak: tuple[int, int] | None) -> None:
+        if leak is not None and not self._has_warned:
+            self._has_warned = True
+            held, expected = map(bytes_told, leak)
+            logger.warning(
+                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected; "
+                "with large_model=True they have a process that is started again then",
+                held,
+                expected,
+            )
 
     def _refuse(self, entry: Entry[Request], step: Refuse) -> None:
         """Its rows have failed, where that is handled; else the run has."""
