@@ -34,9 +34,9 @@ class Process:
 
 
 class Host:
-    """A dispatch, and processes that do what it says. A row is (model, what it does): "ok", "kill" its process, or "fill" its
-    memory. Models
-    whose name begins with "crash", "raise" or "hang" do so when they are loaded, and "huge" ones are over the budget."""
+    """A dispatch, and processes that do what it says. A row is (model, what it does): it is "ok", or it does "kill" its
+    process or "fill" its memory. Models whose name begins with "crash", "raise" or "hang" do so when they are loaded, and
+    "huge" ones are over the budget."""
 
     def __init__(self, *, copies=1, budget=None, lanes=1, max_size=4, seed=0, **given):
         self.budget = budget or Budget(3 * SIZE)

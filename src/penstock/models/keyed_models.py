@@ -153,9 +153,10 @@ class KeyedModels(Copies):
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
-        for batch in sorted(reversed(self._again), key=lambda batch: batch.fresh):  # in the end, a fresh one is first
-            if batch.suspect:
-                self.residency.put_first(batch.model)
+        for fresh in (False, True):  # what needs a fresh process goes before other suspects, and these before all others
+            for batch in reversed(self._again):
+                if batch.suspect and batch.fresh == fresh:
+                    self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
     def _do(self, step: Load | Unload | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
