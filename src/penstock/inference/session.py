@@ -38,7 +38,7 @@ from penstock.models.front import Front
 from penstock.models.kept_sizes import KeptSize
 from penstock.models.measures import Measures, hand_in
 from penstock.models.memory import available_bytes, file_bytes
-from penstock.models.outcome import Outcome
+from penstock.models.outcome import Outcome, in_one
 from penstock.models.place import Place, Surroundings, choose_place, fits, is_small
 from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Metrics
@@ -308,18 +308,24 @@ class InferenceSession:
             self._changed.acquire()
             self._running -= 1
             self._models.release(model)
-            for at, batch in enumerate(batches):
-                settle(batch, outcomes[at] if isinstance(outcomes, list) else outcomes)
+            whole = in_one(outcomes) if isinstance(outcomes, list) else outcomes
+            if whole is not None:
+                settle(spans, whole)
+            elif isinstance(outcomes, list):
+                for batch, outcome in zip(batches, outcomes, strict=True):
+                    settle(batch, outcome)
             self._owner.settled()
         if not isinstance(outcomes, list):
             self._measures.failed()
             return
-        seconds = (ended - started) / len(batches)
+        seconds, times = (ended - started) / len(batches), 1
+        if whole is not None:  # they are alike
+            batches, outcomes, times = batches[:1], outcomes[:1], len(batches)
         for batch, outcome in zip(batches, outcomes, strict=True):
-            too_large = outcome.out_of_memory
+            too_large, failed = outcome.out_of_memory, bool(outcome.failures)
             calls, on_device = outcome.calls, outcome.device_seconds
             self._front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
-            self._measures.ran(batch, seconds, size=size, failed=bool(outcome.failures), out_of_memory=too_large)
+            self._measures.ran(batch, seconds, size=size, failed=failed, out_of_memory=too_large, times=times)
             size = None
 
     def _sampled_size(self, copy: ModelCopy, batches: list[list[Span[Request]]]) -> int | None:

@@ -40,15 +40,23 @@ class Measures:
         self._first_batches += 1
 
     def ran(
-        self, spans: list[Span[T]], seconds: float, *, size: int | None, failed: bool, out_of_memory: int | None
+        self,
+        spans: list[Span[T]],
+        seconds: float,
+        *,
+        size: int | None,
+        failed: bool,
+        out_of_memory: int | None,
+        times: int = 1,
     ) -> None:
-        """A batch, of so many bytes if that was looked at, is answered. `failed`: with failures among the answers."""
+        """A batch, of so many bytes if that was looked at, is answered; or several that are alike. `failed`: with failures
+        among the answers."""
         rows, lengths = rows_in(spans), lengths_of(spans)
         if self._first_batches:
             self._first_batches -= 1
             self._record("first_batch_latency_milli_secs", seconds * 1e3)
-        self._sizes.record(rows)
-        self._latencies.record(seconds * 1e6)
+        self._sizes.record(rows, times)
+        self._latencies.record(seconds * 1e6, times)
         if size is not None:
             self._record("inference_request_batch_byte_size", size)
         if lengths is not None:

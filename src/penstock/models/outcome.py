@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from penstock.failures import Failure
@@ -24,3 +25,17 @@ class Outcome(NamedTuple):
     out_of_memory: int | None = None  # the least number of rows that did not fit, if any did not
     size: int | None = None  # bytes of the batch, if they were counted
     device_seconds: float | None = None  # that its device was at work, if that is known
+
+
+def in_one(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """What batches of one model that ran in a row came to, as if they were one; None where more is to be said of one."""
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
+    for each in outcomes:
+        answers, failures, calls, again, model_id, wrapped, out_of_memory, *_ = each
+        if type(answers) is not list or failures or calls != 1 or again or wrapped or out_of_memory is not None:
+            return None
+        if model_id != first.model_id:
+            return None
+    return first._replace(answers=list(chain.from_iterable([each.answers for each in outcomes])))

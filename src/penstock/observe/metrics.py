@@ -26,9 +26,9 @@ class Distribution:
     def mean(self) -> float:
         return self.sum / self.count if self.count else float("nan")
 
-    def record(self, value: float) -> None:
-        self.count += 1
-        self.sum += value
+    def record(self, value: float, times: int = 1) -> None:
+        self.count += times
+        self.sum += value * times
         if value < self.min:
             self.min = value
         if value > self.max:
