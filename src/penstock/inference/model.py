@@ -83,13 +83,14 @@ class ModelCopy:
         handler: ModelHandler[Any, Any, Any],
         size_buckets: tuple[int, ...] = (),
         *,
-        watched: bool = False,
+        watched: bool | SlowCalls = False,
         prepared: bool = False,
     ) -> None:
-        """watched: a thread tells of a call that does not end. prepared: this process has the handler's variables in its
-        environment, and maybe a device of its own: they are not set again."""
+        """watched: a thread tells of a call that does not end; of many models, one for all. prepared: this process has the
+        handler's variables in its environment, and maybe a device of its own: they are not set again."""
         self.step = step
-        self._slow = SlowCalls(step) if watched else None
+        self._slow = SlowCalls(step) if watched is True else watched or None
+        self._owns_slow = watched is True
         self.handler = handler
         self._variables = {} if prepared else variables_of(handler)
         self._size_buckets = size_buckets
@@ -179,7 +180,7 @@ class ModelCopy:
 
     def close(self) -> None:
         """No more calls are watched."""
-        if self._slow is not None:
+        if self._slow is not None and self._owns_slow:
             self._slow.close()
 
     def _take_out_of_memory(self) -> int | None:

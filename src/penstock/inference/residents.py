@@ -8,6 +8,7 @@ from penstock.batching.limits import BatchLimits
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel
 
 
@@ -18,10 +19,11 @@ class Residents:
     def __init__(
         self, step: str, handler: ModelHandler[Any, Any, Any], *, watched: bool = False, prepared: bool = False
     ) -> None:
-        """As for a ModelCopy."""
+        """As for a ModelCopy; one thread watches all of them."""
         self._step = step
         self._handler = handler
-        self._how = {"watched": watched, "prepared": prepared}
+        self._slow = SlowCalls(step) if watched else None
+        self._prepared = prepared
         self._copies: dict[str | None, ModelCopy] = {}
 
     def copy(self, model: str | None) -> ModelCopy:
@@ -50,6 +52,8 @@ class Residents:
     def close(self) -> None:
         for copy in list(self._copies.values()):
             copy.close()
+        if self._slow is not None:
+            self._slow.close()
 
     def _new(self, model: str | None) -> ModelCopy:
         handler = self._handler
@@ -57,4 +61,4 @@ class Residents:
             assert isinstance(handler, ModelsByKey)
             handler = handler.handler_of(model)
         buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
-        return ModelCopy(self._step, handler, buckets, **self._how)
+        return ModelCopy(self._step, handler, buckets, watched=self._slow or False, prepared=self._prepared)
