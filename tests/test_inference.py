@@ -277,11 +277,13 @@ def test_a_call_that_does_not_end_is_told_of_once(watched, monkeypatch, caplog):
             told.wait(60 if watched else 0.2)
             return super().run_inference(batch, model, inference_args)
 
-    copy = ModelCopy("Score", Slow(), watched=watched)
+    watch = slow.SlowCalls("Score") if watched else None
+    copy = ModelCopy("Score", Slow(), slow=watch)
     copy.load()
     for _ in range(2):
         copy.outcomes([1], None, "Score")
-    copy.close()
+    if watch is not None:
+        watch.close()
     for thread in [thread for thread in threading.enumerate() if thread.name == "penstock-slow-calls"]:
         thread.join(60)  # it ends when it has told, or when nothing is left to watch
         assert not thread.is_alive()

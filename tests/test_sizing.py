@@ -264,7 +264,7 @@ def test_the_growth_does_not_count_where_it_may_be_somebody_elses(tmp_path: Path
 
 def test_a_batch_that_a_model_runs_counts_as_one() -> None:
     before = BATCHES.mark()
-    copy = ModelCopy("step", Loads(object))
+    copy = ModelCopy("step", Loads(object), one_of_many=True)
     copy.load()
     assert BATCHES.was_quiet(before)
     copy.outcomes([1, 2], None, "step")

@@ -83,14 +83,14 @@ class ModelCopy:
         handler: ModelHandler[Any, Any, Any],
         size_buckets: tuple[int, ...] = (),
         *,
-        watched: bool = False,
+        slow: SlowCalls | None = None,
         prepared: bool = False,
         one_of_many: bool = False,
     ) -> None:
-        """watched: a thread tells of a call that does not end. prepared: this process has the handler's variables in its
-        environment, and maybe a device of its own: they are not set again."""
+        """slow: tells of a call that does not end. prepared: this process has the handler's variables in its environment,
+        and maybe a device of its own: they are not set again. one_of_many: others are loaded while this one is called."""
         self.step = step
-        self._slow = SlowCalls(step) if watched else None
+        self._slow = slow
         self.handler = handler
         self._variables = {} if prepared else variables_of(handler)
         self._one_of_many = one_of_many
@@ -171,11 +171,6 @@ class ModelCopy:
         with self._loading:
             self._loaded = None
         gc.collect()
-
-    def close(self) -> None:
-        """No more calls are watched."""
-        if self._slow is not None:
-            self._slow.close()
 
     def _take_out_of_memory(self) -> int | None:
         """How many rows did not fit in the last batch of this thread, if any did not; the least number that did not."""
@@ -348,7 +343,8 @@ class ModelCopy:
         given = filled(batch, self._size_buckets) if self._size_buckets else batch
         if self._slow is not None:
             self._slow.begin()
-        BATCHES.begin()
+        if self._one_of_many:
+            BATCHES.begin()
         began = this_process()
         self.handler.device_seconds()  # what an earlier call has left
         try:
@@ -356,7 +352,8 @@ class ModelCopy:
             self._own.device_seconds = self.handler.device_seconds()
         finally:
             end_if_forked(began, self.step)
-            BATCHES.end()
+            if self._one_of_many:
+                BATCHES.end()
             if self._slow is not None:
                 self._slow.end()
         return answers if given is batch else cut(answers, 0, row_count(batch))

@@ -9,6 +9,7 @@ from penstock.batching.limits import BatchLimits
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel
 
 
@@ -19,10 +20,11 @@ class Residents:
     def __init__(
         self, step: str, handler: ModelHandler[Any, Any, Any], *, watched: bool = False, prepared: bool = False
     ) -> None:
-        """As for a ModelCopy."""
+        """watched: a thread tells of calls that do not end, of all of them. prepared: as for a ModelCopy."""
         self._step = step
         self._handler = handler
-        self._how = {"watched": watched, "prepared": prepared}
+        self._slow = SlowCalls(step) if watched else None
+        self._prepared = prepared
         self._copies: dict[Hashable, ModelCopy] = {}
 
     def copy(self, model: Hashable) -> ModelCopy:
@@ -49,13 +51,11 @@ class Residents:
 
     def unload(self, model: Hashable) -> None:
         """Let go of it. Nobody uses it."""
-        copy = self._copies.pop(model, None)
-        if copy is not None:
-            copy.close()
+        self._copies.pop(model, None)
 
     def close(self) -> None:
-        for copy in list(self._copies.values()):
-            copy.close()
+        if self._slow is not None:
+            self._slow.close()
 
     def _new(self, model: Hashable) -> ModelCopy:
         handler = self._handler
@@ -63,4 +63,5 @@ class Residents:
             assert isinstance(handler, ModelsByKey)
             handler = handler.handler_of(str(model))
         buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
-        return ModelCopy(self._step, handler, buckets, one_of_many=model is not None, **self._how)
+        many = model is not None
+        return ModelCopy(self._step, handler, buckets, slow=self._slow, prepared=self._prepared, one_of_many=many)

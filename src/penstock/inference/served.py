@@ -33,15 +33,16 @@ class ServedModel:
         self.step = step
         self.many = isinstance(handler, ModelsByKey)
         self._handler = handler
-        self._residents = Residents(step, handler, watched=watched, prepared=True)
-        self._feeds_quickly = False
+        self._watched = watched
         self._batches = 0
 
-    def load(self, model: str | None = None) -> tuple[float, int, str | None]:
-        loaded = self._residents.load(model)
-        if self._handler.prepares_ahead() and not self._feeds_quickly:
-            self._feeds_quickly = True
+    def open(self) -> None:
+        self._residents = Residents(self.step, self._handler, watched=self._watched, prepared=True)
+        if self._handler.prepares_ahead():
             QUICK_TURNS.begin()
+
+    def load(self, model: str | None) -> tuple[float, int, str | None]:
+        loaded = self._residents.load(model)
         return loaded.seconds, loaded.bytes, None if self.many else search_key(self._handler)
 
     def unload(self, model: str) -> None:

@@ -285,7 +285,7 @@ class Residency(Generic[T]):
             for copy, ready in enumerate(self._ready)
             if ready and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
-        free.sort(key=lambda copy: self._bytes[copy])
+        free.sort(key=lambda copy: (self._bytes[copy], self._models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]
             return []

@@ -57,6 +57,9 @@ MOST_SEGMENTS = 200  # in a message: each has a descriptor
 class Served(Protocol):
     """What a host holds: it arrives pickled, and is all of the user's that a host runs."""
 
+    def open(self) -> None:
+        """Called once, before anything else, in the process that the models will be in."""
+
     def load(self, model: str | None) -> tuple[float, int, str | None]:
         """Load a model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
 
@@ -138,6 +141,7 @@ class _Server:
         try:
             served: Served = load_pickle(program)
             self._step = served.step
+            served.open()
             loaded = Ready() if served.many else Loaded(*served.load(None))
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
