@@ -339,3 +339,17 @@ def test_ten_thousand_models_that_wait_cost_a_decision_nothing():
     steps = residency.decide(0.0)
     assert steps[0] == Admit(0, 0)
     assert next(looked) < 10
+
+
+def test_on_devices_their_memory_counts_where_nobody_has_set_a_budget():
+    place = Place(Budget(1000 * MODEL, by_default=True), copies=2)
+    place.residency.ready(0, 2 * MODEL)
+    place.residency.ready(1, 3 * MODEL)
+    assert place.residency.budget[:3] == (2 * MODEL, None, True)
+    for model in "abcdef":
+        place.submit(model)
+        place.settle()
+    assert sorted(Counter(place.held.values()).values()) == [2, 2], "each has room for two"
+    given = Place(Budget(5 * MODEL))
+    given.residency.ready(0, 2 * MODEL)
+    assert given.residency.budget.bytes == 5 * MODEL

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
-from penstock.models.memory import available_bytes
+from penstock.models.memory import available_bytes, free_device_bytes
 from penstock.models.residency import Budget
 
 Handler = ModelHandler[Any, Any, Any]
@@ -71,7 +71,11 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         """What the models on this machine may take: what the user says, or a share of the memory that is free."""
         if self.budget.bytes is not None:
             return self.budget
-        return self.budget._replace(bytes=int(FREE_SHARE * available_bytes()))
+        return self.budget._replace(bytes=int(FREE_SHARE * available_bytes()), by_default=True)
+
+    def device_bytes(self) -> int | None:
+        """What models may take on the device that they are for, as this process sees it."""
+        return None if self.accelerator() is None else free_device_bytes()
 
     def own_limits(self) -> Mapping[str, tuple[BatchLimits, bool]]:
         """Of models whose batches are not limited like those of most, by name: the limits, and whether rows have lengths."""

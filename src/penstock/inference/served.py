@@ -12,17 +12,15 @@ from penstock.batching.limits import BatchLimits
 from penstock.blocks import Block
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY
-from penstock.inference.models_by_key import FREE_SHARE, ModelsByKey
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import not_packed
 from penstock.inference.turns import QUICK_TURNS
-from penstock.models.memory import available_bytes
 from penstock.models.messages import HostSpec
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place, Surroundings
-from penstock.models.residency import Budget
 from penstock.transport.interpreters import thread_variables
 
 
@@ -34,12 +32,15 @@ class ServedModel:
         self.many = isinstance(handler, ModelsByKey)
         self._handler = handler
         self._watched = watched
+        self.device_bytes: int | None = None
         self._batches = 0
 
     def open(self) -> None:
         self._residents = Residents(self.step, self._handler, watched=self._watched, prepared=True)
         if self._handler.prepares_ahead():
             QUICK_TURNS.begin()
+        if isinstance(self._handler, ModelsByKey) and self._handler.budget.bytes is None:
+            self.device_bytes = self._handler.device_bytes()
 
     def load(self, model: str | None) -> tuple[float, int, str | None]:
         loaded = self._residents.load(model)
@@ -86,7 +87,7 @@ def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings
         name=step,
         program=cloudpickle.dumps(ServedModel(step, handler, place.timeout is None), protocol=5),
         limits=_without_functions(spec.limits),
-        budget=None if many is None else _budget(many),
+        budget=None if many is None else many.budget_or_default()._replace(of_each=bool(place.devices)),
         own_limits={} if many is None else _own_limits(many),
         by_length=handler.measures_length(),
         copies=place.copies,
@@ -107,9 +108,3 @@ def _without_functions(limits: BatchLimits) -> BatchLimits:
 
 def _own_limits(models: ModelsByKey) -> dict[str, tuple[BatchLimits, bool]]:
     return {name: (_without_functions(limits), by_length) for name, (limits, by_length) in models.own_limits().items()}
-
-
-def _budget(models: ModelsByKey) -> Budget:
-    """The user's, or a share of what is free now."""
-    budget = models.budget
-    return budget if budget.bytes is not None else budget._replace(bytes=int(FREE_SHARE * available_bytes()))

@@ -76,7 +76,7 @@ class KeyedModels:
         self._errors: dict[str, PenstockError] = {}  # of the last attempt to load
         budget = models.budget_or_default().shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
-        self._residency.ready(0)
+        self._residency.ready(0, models.device_bytes() if budget.by_default else None)
         for model, (limits, by_length) in models.own_limits().items():
             front.register(model, limits, by_length)
 

@@ -231,7 +231,7 @@ class Broker:
             elif isinstance(message, LoadFailed):
                 self._load_failed(model, message)
             elif isinstance(message, Ready):
-                self._dispatch.loaded(model.copy)
+                self._dispatch.loaded(model.copy, message.device_bytes)
             elif isinstance(message, Leaks):
                 assert self._dispatch.keyed is not None
                 self._dispatch.keyed.leaks(model.copy, message)

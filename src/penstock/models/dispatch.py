@@ -78,13 +78,13 @@ class Dispatch:
 
     # What processes do.
 
-    def loaded(self, copy: int) -> None:
+    def loaded(self, copy: int, device_bytes: int | None = None) -> None:
         """Its process has the model; or, where there are many, can load some."""
         if self._copies[copy].state == "starting":  # not late: that process is being killed
             self._copies[copy].state = "ready"
             self._copies[copy].failed_loads = 0
             if self.keyed is not None:
-                self.keyed.ready(copy)
+                self.keyed.ready(copy, device_bytes)
 
     def calls(self, copy: int, number: int, now: float) -> None:
         """The model is called: for the first time with this batch, or with a part of it after it raised."""

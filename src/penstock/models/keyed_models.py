@@ -62,8 +62,8 @@ class KeyedModels(Copies):
         self.residency.discard(lane)
         self._stale = True
 
-    def ready(self, copy: int) -> None:
-        self.residency.ready(copy)
+    def ready(self, copy: int, device_bytes: int | None) -> None:
+        self.residency.ready(copy, device_bytes)
         self._stale = True
 
     def loaded(self, copy: int, model: str, size: int, seconds: float) -> None:

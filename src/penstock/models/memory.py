@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+DEVICE_SHARE = 0.8  # of the memory of a GPU that is free, for models: the rest is for what they compute
+
 
 def available_bytes() -> int:
     """What processes may still take, on this machine or in this container."""
@@ -52,6 +54,16 @@ def visible_gpus() -> tuple[str, ...]:
 def named_gpus(chosen: str) -> tuple[str, ...]:
     """The names in a value of CUDA_VISIBLE_DEVICES; CUDA does not see what is behind one that is none."""
     return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, chosen.split(","))))
+
+
+def free_device_bytes() -> int | None:
+    """What models may take on the GPU of this process; None where there is none. It imports torch."""
+    try:
+        import torch
+
+        return int(DEVICE_SHARE * torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    except (ImportError, RuntimeError):
+        return None
 
 
 def _read(path: str) -> str:

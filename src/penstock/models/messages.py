@@ -180,6 +180,8 @@ class Unload(NamedTuple):
 class Ready(NamedTuple):
     """Of a process for many models: it has none, and can load them."""
 
+    device_bytes: int | None  # that models may take there, if they are on a device
+
 
 class Loaded(NamedTuple):
     seconds: float

@@ -32,6 +32,7 @@ class Budget(NamedTuple):
     bytes: int | None = None  # of all copies together
     models: int | None = None  # in each copy
     of_each: bool = False  # copy are the bytes: they are on devices of their own
+    by_default: bool = False  # nobody has set the bytes: where models are on a device, its memory counts instead
 
     def shared(self, places: int) -> Budget:
         """Of one of several places that have it together."""
@@ -158,9 +159,13 @@ class Residency(Generic[T]):
 
     # What processes do.
 
-    def ready(self, copy: int) -> None:
-        """Models can be loaded there."""
+    def ready(self, copy: int, device_bytes: int | None = None) -> None:
+        """Models can be loaded there. device_bytes: that are free on the device that they are loaded on."""
         self._ready[copy] = True
+        if device_bytes is not None and self.budget.by_default:
+            least = min(device_bytes, self.budget.bytes or device_bytes) if self.budget.of_each else device_bytes
+            self.budget = self.budget._replace(bytes=least, of_each=True)
+            self.uses.limit = least
 
     def loaded(self, model: Model, size: int, seconds: float) -> None:
         """It is there; decide() says what becomes of the rows that wait for it."""

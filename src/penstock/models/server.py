@@ -82,6 +82,7 @@ class Served(Protocol):
         """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
 
     step: str
+    device_bytes: int | None  # that they may take, if they are on a device; known after open()
     many: bool  # models, by name; else there is one, None
 
 
@@ -142,7 +143,7 @@ class _Server:
             served: Served = load_pickle(program)
             self._step = served.step
             served.open()
-            loaded = Ready() if served.many else Loaded(*served.load(None))
+            loaded = Ready(served.device_bytes) if served.many else Loaded(*served.load(None))
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
             return

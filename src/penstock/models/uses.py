@@ -26,7 +26,7 @@ class Uses(dict[Model, Use]):
 
     def __init__(self, limit: int | None) -> None:
         super().__init__()
-        self._limit = limit
+        self.limit = limit
         self._news: dict[Model, ModelUse] = {}
         self._seen = 0, 0  # models whose size is known, and the bytes of all of them
 
@@ -68,7 +68,7 @@ class Uses(dict[Model, Use]):
         return (use.bytes if use is not None else 0) or (total // models if models else 0)
 
     def is_too_large(self, size: int) -> bool:
-        return self._limit is not None and size > self._limit
+        return self.limit is not None and size > self.limit
 
     def is_refused(self, model: Model) -> bool:
         """Whether rows for it cannot be answered: it was tried too often, or is too large."""
