@@ -488,17 +488,36 @@ def test_ten_thousand_keys_cost_nothing_by_themselves():
 # Resuming.
 
 
-def test_a_run_that_is_resumed_notices_a_model_that_has_changed(folder, tmp_path):
-    def go():
-        handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile())
+def test_a_run_that_is_resumed_notices_other_models_and_no_other_budget(folder, tmp_path):
+    def go(pattern="model-{key}.json", **budget):
+        handler = ps.KeyedModelHandler.from_pattern(f"{folder}/{pattern}", FromFile(), **budget)
         with ps.Pipeline(workers=0, run_dir=tmp_path / "run") as p:
             rows = p | ps.Create([(n % 12, n) for n in range(100)]) | "m" >> ps.RunInference(handler)
             rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+        return p.result.was_finished
 
-    go()
+    assert not go()
+    assert go(memory_budget="1GB", max_models_per_worker_hint=3)
+    with pytest.raises(UsageError, match="handler of step 'm': pattern is another"):
+        go("model{key}.json")
     (folder / "model-5.json").write_text(json.dumps({"number": 50}))
     with pytest.raises(UsageError, match="model-5.json"):
         go()
+
+
+def test_a_run_that_is_resumed_notices_keys_that_have_another_model(tmp_path):
+    def go(*pairs):
+        handler = ps.KeyedModelHandler([ps.KeyModelMapping(keys, Scale(number)) for keys, number in pairs])
+        with ps.Pipeline(workers=0, run_dir=tmp_path / "run") as p:
+            p | ps.Create([("a", 1)]) | "m" >> ps.RunInference(handler) | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+        return p.result.was_finished
+
+    assert not go((["a"], 1), (["b"], 2))
+    assert go((["a"], 1), (["b"], 2))
+    with pytest.raises(UsageError, match="handler of step 'm': keys is another"):
+        go((["a", "c"], 1), (["b"], 2))
+    with pytest.raises(UsageError, match="model of 'b'.number is another"):
+        go((["a"], 1), (["b"], 3))
 
 
 # With a framework.

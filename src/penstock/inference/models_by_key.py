@@ -96,6 +96,10 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
     def describe(self) -> str:
         return self._of_key.describe()
 
+    def compared(self) -> Mapping[str, Any]:
+        """What decides on answers, for whether a run is resumed with the same models; budgets may change."""
+        return {"key_column": self.key_column, "default": self._default, **self._of_key.compared()}
+
     # What all have in common, for whoever asks a handler.
 
     def load_model(self) -> Any:
@@ -176,6 +180,9 @@ class OfKey:
     def files(self) -> Iterator[str]:
         raise NotImplementedError
 
+    def compared(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
     def describe(self) -> str:
         raise NotImplementedError
 
@@ -213,6 +220,9 @@ class Mapped(OfKey):
 
     def files(self) -> Iterator[str]:
         return (file for handler in self._handlers.values() for file in handler.model_files())
+
+    def compared(self) -> Mapping[str, Any]:
+        return {"keys": self._names, **{f"model of {name!r}": handler for name, handler in self._handlers.items()}}
 
     def describe(self) -> str:
         return f"{len(self._handlers):,} models for {len(self._names):,} keys"
@@ -252,6 +262,9 @@ class Pattern(OfKey):
             before, _, after = self._pattern.partition("{key}")
             folder, begin = os.path.split(before)
             yield from sorted(str(path) for path in Path(folder or ".").glob(f"{_plain(begin)}*{_plain(after)}"))
+
+    def compared(self) -> Mapping[str, Any]:
+        return {"pattern": self._pattern, "model": self._handler}
 
     def describe(self) -> str:
         return f"a model for each key, {self._pattern}"

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from penstock.inference.handler import ModelHandler
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.spec import InferenceSpec
 from penstock.io.files import checked_path, without_secrets
 from penstock.io.memory import MemorySource
@@ -161,7 +162,8 @@ def _handler_settings(spec: InferenceSpec, digests: Digests) -> Iterator[tuple[s
 def _handler(handler: ModelHandler[Any, Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     yield f"{prefix}class", type(handler)
     files = set(map(str, handler.model_files()))
-    for name, value in attributes_of(handler).items():
+    settings = handler.compared() if isinstance(handler, ModelsByKey) else attributes_of(handler)
+    for name, value in settings.items():
         yield from _attribute(f"{prefix}{name.lstrip('_')}", value, files)
 
 
