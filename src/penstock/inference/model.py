@@ -96,6 +96,8 @@ class ModelCopy:
         self._one_of_many = one_of_many
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
+        self._is_told = False  # somebody is to be told of calls
+        self._sees_device = type(handler).device_seconds is not ModelHandler.device_seconds
         self._loading = threading.Lock()
         self._loaded: LoadedModel | None = None
 
@@ -145,7 +147,8 @@ class ModelCopy:
             care = _Care(handling, Tries(retry), holds_back and self.handler.retry_safe)
             made = self._after(exc, rows, args, step, care)
             return made._replace(model_id=self.model_id(), out_of_memory=self._take_out_of_memory())
-        return Outcome(answers, model_id=self.model_id(), device_seconds=self._own.device_seconds)
+        on_device = self._own.device_seconds if self._sees_device else None
+        return Outcome(answers, model_id=self.model_id(), device_seconds=on_device)
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -332,13 +335,13 @@ class ModelCopy:
 
     def announce(self, calling: Callable[[], None]) -> None:
         """From now on, tell this before each call that this thread makes."""
-        self._own.calling = calling
+        self._own.calling, self._is_told = calling, True
         if isinstance(self.handler, AnnouncingHandler):
             self.handler.calling = calling
 
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
-        if (calling := getattr(self._own, "calling", None)) is not None:
+        if self._is_told and (calling := getattr(self._own, "calling", None)) is not None:
             calling()
         given = filled(batch, self._size_buckets) if self._size_buckets else batch
         if self._slow is not None:
@@ -346,10 +349,12 @@ class ModelCopy:
         if self._one_of_many:
             BATCHES.begin()
         began = this_process()
-        self.handler.device_seconds()  # what an earlier call has left
+        if self._sees_device:
+            self.handler.device_seconds()  # what an earlier call has left
         try:
             answers = call_model(self.handler, self._loaded.model, given, args, self.step)
-            self._own.device_seconds = self.handler.device_seconds()
+            if self._sees_device:
+                self._own.device_seconds = self.handler.device_seconds()
         finally:
             end_if_forked(began, self.step)
             if self._one_of_many:

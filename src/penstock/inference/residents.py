@@ -27,12 +27,12 @@ class Residents:
         self._prepared = prepared
         self._copies: dict[Hashable, ModelCopy] = {}
 
+        if not isinstance(handler, ModelsByKey):
+            self._copies[None] = self._new(None)  # which threads may ask for at once
+
     def copy(self, model: Hashable) -> ModelCopy:
-        """A model that is loaded, or is about to be."""
-        found = self._copies.get(model)
-        if found is None:
-            found = self._copies[model] = self._new(model)
-        return found
+        """A model that is loaded, or the only one."""
+        return self._copies[model]
 
     def model_id(self, model: str) -> str | None:
         """Of a model that may not be loaded."""
@@ -41,12 +41,10 @@ class Residents:
 
     def load(self, model: Hashable) -> LoadedModel:
         """Load it; ModelLoadError if that fails."""
-        try:
-            loaded = self.copy(model).load()
-        except BaseException:
-            self.unload(model)
-            raise
+        copy = self._copies[None] if model is None else self._new(model)
+        loaded = copy.load()
         assert loaded is not None, "one load for each model"
+        self._copies[model] = copy
         return loaded
 
     def unload(self, model: Hashable) -> None:
