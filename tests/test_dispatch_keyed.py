@@ -16,7 +16,8 @@ from penstock.models.commands import BreakBatch, KillCopy, LoadModel, RunBatch, 
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Parcel
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import ATTEMPTS, PATIENCE, Budget
+from penstock.models.residency import PATIENCE, Budget
+from penstock.models.uses import ATTEMPTS
 from penstock.transport.reports import ErrorReport
 
 SIZE = 10

@@ -9,6 +9,8 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -274,7 +276,6 @@ class Columns(Scale):
 @pytest.mark.parametrize("kind", [Scale, Columns])
 def test_a_column_of_keys(way, kind, tmp_path):
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     rows = rows_of(1000, 7)
     table = pa.table({"id": range(1000), "customer": [key for key, _ in rows], "value": [value for _, value in rows]})
@@ -584,3 +585,151 @@ def test_models_that_something_keeps_are_told_of(caplog):
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
     assert "something keeps the memory of models that were unloaded" in caplog.text
+
+
+# Handlers that misbehave.
+
+
+class Odd(FromFile):
+    """Of one key, something else than load_model() raises."""
+
+    def __init__(self, what, **settings):
+        self.what = what
+        super().__init__(**settings)
+
+    def update_model_path(self, model_path):
+        super().update_model_path(model_path)
+        if self.what == "path" and "model-3" in model_path:
+            raise ValueError("not this one")
+
+    def batch_elements_kwargs(self):
+        if self.what == "limits" and "model-3" in getattr(self, "path", ""):
+            raise ValueError("not this one")
+        return super().batch_elements_kwargs()
+
+    def max_concurrent_batches(self):
+        return 2
+
+    def load_model(self):
+        if self.what == "load" and "model-3" in self.path:
+            raise SystemExit(3)
+        return super().load_model()
+
+
+@pytest.mark.parametrize("what", ["path", "limits", "load"])
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["here", "host"])
+def test_whatever_a_handler_raises_for_one_key_costs_its_rows_alone(folder, what, place):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", Odd(what, **place))
+    rows = [(n % 5, n) for n in range(50)]
+    good, bad = handled(({"workers": 0}, {}), rows, handler)
+    assert good == [(key, n * 1000 + key) for key, n in rows if key != 3]
+    assert [row for row, _ in bad] == [row for row in rows if row[0] == 3]
+    assert {failure.kind for _, failure in bad} == {"loading"}
+
+
+def test_a_key_whose_rows_all_fail_before_the_model():
+    picky = Scale(1, batch_length_fn=len).with_preprocess_fn(lambda row: row[5])
+    measured = ps.KeyedModelHandler(
+        [ps.KeyModelMapping(["a"], picky), ps.KeyModelMapping(["b"], Texts(2, batch_length_fn=len, max_padded_cost=8))]
+    )
+    rows = [("a", "x"), ("b", "xx"), ("b", "xxxx"), ("a", "y")]
+    good, bad = handled(WAYS["here"], rows, measured)
+    assert good == [("b", 2002), ("b", 4002)]
+    assert [row for row, _ in bad] == [rows[0], rows[3]]
+
+
+class Texts(Scale):
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(row) * 1000 + model["number"] for row in batch]
+
+
+def test_failures_keep_the_order_of_the_rows():
+    handlers = [Scale(n).with_preprocess_fn(lambda row: 1 // 0) for n in range(2)]
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping([f"k{n}"], each) for n, each in enumerate(handlers)])
+    rows = [(f"k{n % 2}", n) for n in range(20)]
+    _, bad = ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler).with_exception_handling()
+    assert [row for row, _ in bad.failed_preprocessing[0].collect()] == rows
+
+
+@pytest.mark.parametrize("functions", [False, True])
+def test_a_misspelt_column_of_keys_leads_no_row_to_the_default(functions):
+    settings = {"columns": "value", "output_column": "score"}
+    handler = mapped(2, settings, key_column="custmer", default=Scale(9, **settings))
+    rows = [{"customer": "k0", "value": 1}]
+    if not functions:
+        with pytest.raises(UsageError, match=r"there is no column 'custmer' \(key_column=\)"):
+            handled(WAYS["here"], rows, handler)
+        return
+    good, bad = handled(WAYS["here"], rows, handler.with_postprocess_fn(lambda row: row))
+    assert good == []
+    assert "the row has no column 'custmer' (key_column=)" in bad[0][1].message
+
+
+def test_a_handler_whose_path_is_deep_inside_is_copied_for_each_key(folder):
+    class Nested(FromFile):
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.config = {"path": ""}
+
+        def update_model_path(self, model_path):
+            self.config["path"] = model_path
+
+        def load_model(self):
+            time.sleep(0.01)
+            with open(self.config["path"]) as file:
+                return json.load(file)
+
+        def model_id(self):
+            return self.config["path"]
+
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", Nested(large_model=True))
+    rows = [(n % 12, n) for n in range(48)]
+    assert run(WAYS["host"], rows, handler)[0] == [(key, n * 1000 + key) for key, n in rows]
+
+
+def test_steps_share_models_of_equal_mappings():
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create(rows_of(50, 3))
+    for label in ("one", "two"):
+        rows | label >> ps.RunInference(mapped(3, {}, Counted), model_identifier="shared") | f"{label} out" >> ps.Map(str)
+    with pytest.raises(UsageError, match="their handlers differ"):
+        rows | "three" >> ps.RunInference(mapped(4, {}, Counted), model_identifier="shared") | "out" >> ps.Map(str)
+        pipeline.run()
+
+
+def test_one_handler_for_two_lists_of_keys_is_one_model(counted):
+    one = Counted(1)
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping(["a"], one), ps.KeyModelMapping(["b"], one)])
+    assert run(WAYS["here"], [("a", 1), ("b", 2)], handler)[0] == [("a", 1001), ("b", 2001)]
+    assert LOADS == {1: 1}
+
+
+def test_answers_of_different_types_are_one_column(tmp_path):
+    class Typed(Scale):
+        def run_inference(self, batch, model, inference_args=None):
+            return np.array(batch, ["int64", "float32"][model["number"]])
+
+    settings = {"columns": "value", "output_column": "score"}
+    rows = [{"customer": f"k{n % 2}", "value": n} for n in range(6)]
+    with ps.Pipeline(workers=0) as p:
+        scored = p | ps.Create(rows) | ps.RunInference(mapped(2, settings, Typed, key_column="customer"))
+        scored | ps.WriteToParquet(str(tmp_path / "out"))
+    assert pq.read_table(tmp_path / "out")["score"].to_pylist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ps.KeyedModelHandler([ps.KeyModelMapping([["a"]], Scale())]), "a list cannot be a key"),
+        (lambda: ps.MaybeKeyedModelHandler.from_pattern("{key}.pt", Scale()), "a row without a key has no model of its own"),
+        (lambda: ps.KeyedModelHandler([ps.KeyModelMapping(["a", "a"], Scale())]), "in two mappings, or twice in one"),
+    ],
+)
+def test_more_wrong_calls_say_what_to_do(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_number_of_numpy_is_a_whole_number(folder):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile())
+    assert run(WAYS["here"], [(np.int64(7), 1)], handler)[0] == [(7, 1007)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from penstock.errors import ModelCrashError, ModelLoadError, ModelTimeoutError, PenstockError, StepError
+from penstock.errors import ModelCrashError, ModelLoadError, ModelTimeoutError, PenstockError, StepError, UsageError
 from penstock.failures import LOADING, OUT_OF_MEMORY, TIMED_OUT, Failure, Handling
 from penstock.models.messages import Broken
 from penstock.models.uses import ATTEMPTS
@@ -25,7 +25,7 @@ class BrokenRows:
 
     def is_handled(self, handling: Handling | None) -> bool:
         """Whether they cost the rows alone. Of what load_model() has raised, the user says so; if it could travel."""
-        if handling is None:
+        if handling is None or isinstance(self._raised, UsageError):
             return False
         cause = None if self._raised is None else self._raised.__cause__ or self._raised
         return cause is None or handling.handles(cause)
@@ -33,6 +33,8 @@ class BrokenRows:
     def error(self, step: str, row: Any) -> PenstockError:
         """What ends the run."""
         message = self._message
+        if isinstance(self._raised, UsageError):
+            return self._raised
         held = f"it held a batch of {message.rows} rows, among them" if message.rows > 1 else "row"
         error = self._kind(f"step {step!r}: {message.message}\n  {held}: {shorten(row)}")
         if self._raised is not None:

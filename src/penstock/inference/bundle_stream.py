@@ -264,7 +264,7 @@ class InferenceStream:
         pending = self._pending[0]
         ticket, passage = pending.ticket, pending.passage
         answers = self._lane.wait(ticket)
-        if passage.models is not None:
+        if passage.is_sorted:
             answers = _in_order_of_rows(passage, ticket, answers)
         self._pending.popleft()
         self._answered += pending.rows - len(ticket.failures)
@@ -350,6 +350,8 @@ class InferenceStream:
         """The rows that failed since the last time."""
         failed, self._failed = self._failed, {}
         for tag, rows in failed.items():
+            if self._spec.by_key is not None:
+                rows.sort(key=lambda each: each[0])  # they came model by model
             if rows:
                 yield Made([(row, failure) for _, row, failure in rows], [position for position, _, _ in rows], tag)
 

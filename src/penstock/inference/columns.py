@@ -96,7 +96,11 @@ def as_column(answers: Any) -> Any:
     if isinstance(answers, dict):
         return pa.StructArray.from_arrays([as_column(part) for part in answers.values()], names=[str(n) for n in answers])
     if isinstance(answers, list):
-        return pa.array([_plain(answer) for answer in bare(answers)])
+        plain = [_plain(answer) for answer in bare(answers)]
+        try:
+            return pa.array(plain)
+        except pa.ArrowException:  # numbers of different types, which only NumPy's own do not mix
+            return pa.array([each.tolist() if hasattr(each, "dtype") else each for each in plain])
     array = _numpy(answers)
     if array.ndim == 1:
         return pa.array(array)

@@ -164,9 +164,12 @@ class HostedSession:
     def _model_id(self, model: str | None) -> str | None:
         """Of rows for which no outcome says it."""
         handler = self._handler
-        if model is not None and isinstance(handler, ModelsByKey):
-            handler = handler.handler_of(model)
-        return handler.model_id()
+        try:
+            if model is not None and isinstance(handler, ModelsByKey):
+                handler = handler.handler_of(model)
+            return handler.model_id()
+        except Exception:  # its handler cannot be made: the error of its load says why
+            return None
 
     def refused(self, tickets: Iterable[int], error: PenstockError) -> None:
         with self._changed:

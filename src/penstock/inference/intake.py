@@ -5,6 +5,7 @@ a piece of a block -> preprocess -> key taken off -> preprocess -> example -> pr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ class Passage:
     weights: list[int] | None = None
     lengths: list[int] | None = None
     failed: dict[int, Failure] = field(default_factory=dict)  # by place in the piece
+    is_sorted: bool = False  # by model: the order is another than that in which the rows came
 
     def drop(self, failed: Collection[int]) -> None:
         """Go on without the rows at these positions."""
@@ -75,19 +77,20 @@ class Passage:
 
     def put_together(self, parts: Sequence[Passage]) -> None:
         """What became of the rows, from parts that went on by themselves, one after the other."""
-        self.rows = join([part.rows for part in parts])
-        self.at = [at for part in parts for at in part.at]
-        if any(part.values is not None for part in parts):
-            for part in parts:
-                part.values = rows_of(part.rows) if part.values is None else part.values
-        if any(part.weights is not None for part in parts):
-            for part in parts:
-                part.weights = [0] * row_count(part.rows) if part.weights is None else part.weights
-        for name in PER_ROW:
-            held = [getattr(part, name) for part in parts]
-            setattr(self, name, None if held[0] is None else [each for some in held for each in some])
         for part in parts:
             self.failed |= part.failed
+        left = [part for part in parts if row_count(part.rows)]
+        for part in left:  # what one has, all have
+            if part.values is None and any(each.values is not None for each in left):
+                part.values = rows_of(part.rows)
+            if part.weights is None and any(each.weights is not None for each in left):
+                part.weights = [0] * row_count(part.rows)
+        self.rows = join([part.rows for part in left]) if left else []
+        self.at = [at for part in left for at in part.at]
+        for name in PER_ROW:
+            held = [getattr(part, name) for part in left]
+            setattr(self, name, None if None in held else [each for some in held for each in some])
+        self.models = self.models or []
 
 
 class ByModel(Protocol):
@@ -272,8 +275,7 @@ def parts_of(models: Sequence[str]) -> list[Part]:
     """Which rows are for which model, where those of one stand together."""
     parts: list[Part] = []
     start = 0
-    for at in range(1, len(models) + 1):
-        if at == len(models) or models[at] != models[start]:
-            parts.append((models[start], start, at))
-            start = at
+    for model, rows in Counter(models).items():  # in the order in which they first come
+        parts.append((model, start, start + rows))
+        start += rows
     return parts

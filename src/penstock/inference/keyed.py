@@ -101,6 +101,10 @@ class MaybeKeyedModelHandler(KeyedModelHandler):
         _check_inner(type(self), unkeyed)
         super().__init__(unkeyed)
 
+    @classmethod
+    def from_pattern(cls, *args: Any, **settings: Any) -> KeyedModelHandler:
+        raise UsageError("a row without a key has no model of its own; use KeyedModelHandler.from_pattern(), with default=")
+
 
 def _mapped(cls: type, mappings: Any) -> Mapped:
     is_list = isinstance(mappings, Sequence) and not isinstance(mappings, (str, bytes))

@@ -8,13 +8,18 @@ from typing import Any
 
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import row_count
-from penstock.failures import Failure
+from penstock.errors import StepError, UsageError
+from penstock.failures import LOADING, Failure
 from penstock.inference.guard import Guard
 from penstock.inference.intake import Intake, Passage, parts_of
-from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.models_by_key import Handler, ModelsByKey
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
-from penstock.rows import row_error
+from penstock.models.uses import not_loaded
+from penstock.rows import let_through
+
+NO_KEY = object()
+MOST_KNOWN = 100_000  # keys whose models are remembered
 
 
 class ModelWays:
@@ -25,7 +30,7 @@ class ModelWays:
         spec: InferenceSpec,
         models: ModelsByKey,
         guard: Guard,
-        preparer: Callable[[str], Preparer | None],
+        preparer: Callable[[str, Handler, Guard], Preparer | None],
         note: Callable[[int, Passage, dict[int, Failure]], None],
     ) -> None:
         self._spec = spec
@@ -35,15 +40,16 @@ class ModelWays:
         self._note = note
         self._is_short = models.passes_rows_on()
         self._intakes: dict[str, Intake] = {}
+        self._known: dict[str, str] = {}  # names, by key
 
     def keys_in_table(self, table: Any) -> list[Any]:
         keys: list[Any] = table.column(self._models.key_column).to_pylist()
         return keys
 
     def keys_in_rows(self, rows: list[Any]) -> list[Any]:
-        """Of records; what is none has no key."""
+        """Of records; what is none, or lacks the column, has no key."""
         name = self._models.key_column
-        return [row.get(name) if isinstance(row, dict) else None for row in rows]
+        return [row.get(name, NO_KEY) if isinstance(row, dict) else NO_KEY for row in rows]
 
     def lead(self, passage: Passage, keys: list[Any], way: Callable[[Intake, Passage], Passage]) -> Passage:
         names, failed = self._guard.all_or_each(self._names_of, keys)
@@ -55,26 +61,46 @@ class ModelWays:
                 passage.kept = passage.rows
             return passage
         parts = [(name, passage.part(start, stop)) for name, start, stop in parts_of(passage.models)]
-        if parts:
-            passage.put_together([way(self._intake(name), part) for name, part in parts])
+        passage.put_together([self._led(name, part, way) for name, part in parts])
         return passage
 
+    def _led(self, name: str, part: Passage, way: Callable[[Intake, Passage], Passage]) -> Passage:
+        """The rows of one model, on their way; they fail if its handler cannot be made."""
+        try:
+            intake = self._intake(name)
+        except BaseException as exc:
+            let_through(exc)
+            handling = self._guard.handling
+            if isinstance(exc, UsageError) or handling is None or not handling.handles(exc):
+                raise not_loaded(self._guard.step, name, exc) from exc
+            part.fail(dict.fromkeys(range(row_count(part.rows)), self._guard.failure(exc, LOADING)))
+            return part
+        return way(intake, part)
+
     def _names_of(self, keys: list[Any]) -> list[str]:
-        names = []
-        for key in keys:
-            try:
-                names.append(self._models.model_of(key))
-            except LookupError as exc:
-                raise row_error(self._guard.step, key, exc) from exc
-        return names
+        known = self._known
+        return [known.get(key) or self._look_up(key) if type(key) is str else self._look_up(key) for key in keys]
+
+    def _look_up(self, key: Any) -> str:
+        try:
+            if key is NO_KEY:
+                raise LookupError(f"the row has no column {self._models.key_column!r} (key_column=)")
+            name = self._models.model_of(key)
+        except LookupError as exc:
+            raise StepError(f"step {self._guard.step!r}: {exc}") from exc
+        if type(key) is str and len(self._known) < MOST_KNOWN:
+            self._known[key] = name
+        return name
 
     def _sort(self, passage: Passage) -> None:
         """By model, in the order in which they first come."""
-        assert passage.models is not None
+        models = passage.models
+        if not models or models.count(models[0]) == len(models):
+            return
         rank: dict[str, int] = {}
-        ranks = [rank.setdefault(name, len(rank)) for name in passage.models]
-        if len(rank) > 1:
-            passage.reorder(sorted(range(row_count(passage.rows)), key=ranks.__getitem__))
+        ranks = [rank.setdefault(name, len(rank)) for name in models]
+        passage.reorder(sorted(range(len(models)), key=ranks.__getitem__))
+        passage.is_sorted = True
 
     def _intake(self, name: str) -> Intake:
         found = self._intakes.get(name)
@@ -84,7 +110,8 @@ class ModelWays:
             path = replace(self._spec.path, model_handler=handler, keys=None, before_model=before, of_models=(0, 0))
             limits = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost())
             spec = replace(self._spec, path=path, limits=limits)
-            found = self._intakes[name] = Intake(spec, self._guard, self._preparer(name), self._note)
+            guard = Guard(self._guard.step, self._guard.handling, handler.model_id())
+            found = self._intakes[name] = Intake(spec, guard, self._preparer(name, handler, guard), self._note)
         return found
 
 

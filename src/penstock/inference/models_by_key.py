@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
+from penstock.inference.handler import ModelHandler, describes_same_model, is_prebatched, output_of, variables_of
 from penstock.models.memory import available_bytes, free_device_bytes
 from penstock.models.residency import Budget
 
@@ -31,7 +33,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         self.key_column = key_column
         self._of_key = of_key
         self._default = default
-        kinds = [*of_key.kinds(), *([] if default is None else [default])]
+        kinds = self._kinds()
         first = self._first = kinds[0]
         self.wraps_answers = first.wraps_answers
         self.retry_safe = all(kind.retry_safe for kind in kinds)
@@ -48,6 +50,14 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         self._functions = max(len(k.get_preprocess_fns()) for k in kinds), max(len(k.get_postprocess_fns()) for k in kinds)
         for kind in kinds[1:]:
             _check_alike(first, kind)
+
+    def _kinds(self) -> list[Handler]:
+        return [*self._of_key.kinds(), *([] if self._default is None else [self._default])]
+
+    def same_models(self, other: ModelsByKey) -> bool:
+        """Whether the other has the same models for the same keys, in the same budget."""
+        alike = self.budget == other.budget and self.key_column == other.key_column
+        return alike and self._of_key.same(other._of_key) and _same(self._default, other._default)
 
     # Which model.
 
@@ -147,7 +157,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         return self._first.get_resource_hints()
 
     def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
-        for kind in self._of_key.kinds():
+        for kind in self._kinds():
             kind.validate_inference_args(inference_args)
 
     def share_model_across_processes(self) -> bool:
@@ -157,7 +167,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         return self._first.accelerator()
 
 
-DEFAULT = "(default)"
+DEFAULT = "/default"  # no key of a pattern has a slash
 
 
 class OfKey:
@@ -177,6 +187,9 @@ class OfKey:
         """Those that may differ from the first, by name."""
         return iter(())
 
+    def same(self, other: OfKey) -> bool:
+        raise NotImplementedError
+
     def files(self) -> Iterator[str]:
         raise NotImplementedError
 
@@ -193,12 +206,16 @@ class Mapped(OfKey):
     def __init__(self, mappings: Sequence[tuple[Sequence[Any], Handler]]) -> None:
         self._handlers: dict[str, Handler] = {}
         self._names: dict[Any, str] = {}
+        known: dict[int, str] = {}  # names, by the handler's id: one that is given twice is one model
         for keys, handler in mappings:
-            name = _new_name(str(keys[0]), self._handlers)
+            name = known.get(id(handler)) or _new_name(str(keys[0]), self._handlers)
             self._handlers[name] = handler
+            known[id(handler)] = name
             for key in keys:
+                if not isinstance(key, Hashable):
+                    raise UsageError(f"KeyModelMapping({[key]!r}, ...): a {type(key).__name__} cannot be a key")
                 if key in self._names:
-                    raise UsageError(f"the key {key!r} is in two mappings; give each key one model")
+                    raise UsageError(f"the key {key!r} is in two mappings, or twice in one; give each key one model, once")
                 self._names[key] = name
 
     def kinds(self) -> Sequence[Handler]:
@@ -208,7 +225,7 @@ class Mapped(OfKey):
         try:
             return self._names[key]
         except KeyError:
-            known = ", ".join(repr(each) for each in list(self._names)[:SHOWN])
+            known = ", ".join(map(repr, islice(self._names, SHOWN)))
             more = f" and {len(self._names) - SHOWN:,} more" if len(self._names) > SHOWN else ""
             raise LookupError(f"the handler has models for {known}{more}") from None
 
@@ -217,6 +234,11 @@ class Mapped(OfKey):
 
     def named_kinds(self) -> Iterator[tuple[str, Handler]]:
         return iter(self._handlers.items())
+
+    def same(self, other: OfKey) -> bool:
+        if not isinstance(other, Mapped) or self._names != other._names:
+            return False
+        return all(_same(handler, other._handlers[name]) for name, handler in self._handlers.items())
 
     def files(self) -> Iterator[str]:
         return (file for handler in self._handlers.values() for file in handler.model_files())
@@ -242,7 +264,8 @@ class Pattern(OfKey):
         return [self._handler]
 
     def name(self, key: Any) -> str:
-        name = str(key) if isinstance(key, (str, int)) and not isinstance(key, bool) else ""
+        is_number = isinstance(key, Integral) and not isinstance(key, bool)
+        name = str(int(key)) if is_number else key if isinstance(key, str) else ""
         if name in self._seen:
             return name
         if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
@@ -253,9 +276,17 @@ class Pattern(OfKey):
         return name
 
     def handler(self, name: str) -> Handler:
-        changed = copy.copy(self._handler)
+        try:
+            changed = copy.deepcopy(
+                self._handler
+            )  # whatever update_model_path() changes in it, is changed for this one alone
+        except Exception:  # of something that has no copies
+            changed = copy.copy(self._handler)
         changed.update_model_path(self._path(name))
         return changed
+
+    def same(self, other: OfKey) -> bool:
+        return isinstance(other, Pattern) and self._pattern == other._pattern and _same(self._handler, other._handler)
 
     def files(self) -> Iterator[str]:
         if self._is_local:
@@ -274,6 +305,10 @@ class Pattern(OfKey):
 
     def _path(self, name: str) -> str:
         return self._pattern.replace("{key}", name)
+
+
+def _same(one: Handler | None, other: Handler | None) -> bool:
+    return one is other or (one is not None and other is not None and describes_same_model(one, other))
 
 
 def _plain(text: str) -> str:
@@ -308,6 +343,11 @@ def _check_alike(one: Handler, other: Handler) -> None:
         ("measures_length()", one.measures_length(), other.measures_length()),
         ("with_no_batching()", is_prebatched(one), is_prebatched(other)),
         ("accelerator()", one.accelerator(), other.accelerator()),
+        ("prepares_ahead()", one.prepares_ahead(), other.prepares_ahead()),
+        ("new_shapes_cost()", one.new_shapes_cost(), other.new_shapes_cost()),
+        ("prepare()", bool(one.takes_columns()) and one.prepares(), bool(other.takes_columns()) and other.prepares()),
+        ("get_resource_hints()", dict(one.get_resource_hints()), dict(other.get_resource_hints())),
+        ("get_metrics_namespace()", one.get_metrics_namespace(), other.get_metrics_namespace()),
         ("env_vars=", dict(variables_of(one)), dict(variables_of(other))),
     ]:
         if first != second:

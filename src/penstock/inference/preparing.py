@@ -41,7 +41,7 @@ class Preparers(NamedTuple):
     """Of a bundle's stream: that of its step; or, where there are many models, of each."""
 
     of_step: Preparer | None
-    of_model: Callable[[str], Preparer | None] = lambda _: None
+    of_model: Callable[[str, Handler, Guard], Preparer | None] = lambda *_: None  # by name
 
     def close(self) -> None:
         if self.of_step is not None:

@@ -36,8 +36,10 @@ class Residents:
 
     def model_id(self, model: str) -> str | None:
         """Of a model that may not be loaded."""
-        copy = self._copies.get(model)
-        return (self._new(model) if copy is None else copy).model_id()
+        try:
+            return self._new(model).model_id()
+        except Exception:  # its handler cannot be made: the error of its load says why
+            return None
 
     def load(self, model: Hashable) -> LoadedModel:
         """Load it; ModelLoadError if that fails."""

@@ -96,9 +96,16 @@ def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings
         retry_safe=handler.retry_safe,
         timeout=place.timeout,
         load_timeout=around.load_timeout,
-        variables={**thread_variables(max(1, around.cores // place.copies)), **variables_of(handler)},
+        variables=_variables(handler, max(1, around.cores // place.copies)),
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
     )
+
+
+def _variables(handler: ModelHandler[Any, Any, Any], cores: int) -> dict[str, str]:
+    """For the processes that hold the model. Those that load one after the other, in threads, use memory that one thread has
+    freed in another: glibc keeps it for each thread otherwise."""
+    many = {"MALLOC_ARENA_MAX": "1"} if isinstance(handler, ModelsByKey) else {}
+    return {**many, **thread_variables(cores), **variables_of(handler)}
 
 
 def _without_functions(limits: BatchLimits) -> BatchLimits:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 
 from penstock.batching.entry import Entry, Span
-from penstock.errors import ModelLoadError, PenstockError
+from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
 from penstock.inference.model import ModelCopy
@@ -21,11 +21,13 @@ from penstock.inference.residents import Residents
 from penstock.inference.shared import Shared
 from penstock.models.freed_memory import FreedMemory
 from penstock.models.front import Front
+from penstock.models.loading import LoadedModel
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
 from penstock.models.residency import Admit, Load, Refuse, Residency, Step, Unload
-from penstock.models.uses import bytes_told, told_too_large
+from penstock.models.uses import ATTEMPTS, bytes_told, not_loaded, of_key, told_too_large
 from penstock.observe.metrics import ModelUse
+from penstock.rows import safe_str
 from penstock.seeding import seeded
 
 logger = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class KeyedModels:
         self._to_load: deque[str] = deque()
         self._memory = FreedMemory()
         self._has_warned = False
-        self._errors: dict[str, PenstockError] = {}  # of the last attempt to load
+        self._errors: dict[str, BaseException] = {}  # of the last attempt to load
         budget = models.budget_or_default().shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
         self._residency.ready(0, models.device_bytes() if budget.by_default else None)
@@ -141,23 +143,31 @@ class KeyedModels:
         self._memory.loads()
         self._changed.notify_all()  # others may load another one, or run what is here
         self._changed.release()
+        loaded: LoadedModel | None = None
         try:
             with seeded(self._owner.around.seed, model):
                 loaded = self._residents.load(model)
-            error: PenstockError | None = None
-        except PenstockError as exc:
-            error = exc
+        except BaseException as exc:  # of whatever the handler does
+            self._errors[model] = exc
+            if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C
         finally:
             self._changed.acquire()
-        self._memory.loaded(model, loaded.bytes if error is None else None)
-        if error is None:
-            self._errors.pop(model, None)
-            self._residency.loaded(model, loaded.bytes, loaded.seconds)
-            self._measures.loaded(loaded.seconds, loaded.bytes)
-        else:
-            self._errors[model] = error
-            self._residency.load_failed(model)
-        self._changed.notify_all()
+            self._memory.loaded(model, None if loaded is None else loaded.bytes)
+            if loaded is not None:
+                self._errors.pop(model, None)
+                self._residency.loaded(model, loaded.bytes, loaded.seconds)
+                self._measures.loaded(loaded.seconds, loaded.bytes)
+            else:
+                self._residency.load_failed(model)
+                self._tell_attempt(model)
+            self._changed.notify_all()
+
+    def _tell_attempt(self, model: str) -> None:
+        attempts, error = self._residency.uses[model].failed, self._errors[model]
+        if attempts < ATTEMPTS:
+            what = f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}"
+            logger.warning("%s: %s: %s; it is tried again", what, type(error).__name__, safe_str(error))
 
     def _warn_of(self, leak: tuple[int, int] | None) -> None:
         if leak is not None and not self._has_warned:
@@ -178,10 +188,12 @@ class KeyedModels:
             origin: BaseException = MemoryError(told_too_large(model, size, budget))
             error: PenstockError = ModelLoadError(f"step {lane.step!r}: {origin}")
         else:
-            error = self._errors[model]
-            origin = error.__cause__ or error
+            raised = self._errors[model]
+            origin = raised.__cause__ or raised if isinstance(raised, ModelLoadError) else raised
+            error = not_loaded(lane.step, model, origin)
+            error.__cause__ = None if error is origin else origin
         spans = [Span(entry, entry.start, entry.stop)]
-        if lane.handling is None or not isinstance(error, ModelLoadError) or not lane.handling.handles(origin):
+        if lane.handling is None or isinstance(error, UsageError) or not lane.handling.handles(origin):
             settle(spans, error)
             return
         model_id = self._residents.model_id(model)

@@ -136,7 +136,7 @@ def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
         if step.model_identifier is None:
             continue
         other = first.setdefault(step.model_identifier, label)
-        if not describes_same_model(steps[other].handler, step.handler):
+        if not _same_model(steps[other], step):
             raise UsageError(
                 f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
                 "differ; give both the same handler, or each an identifier of its own"
@@ -146,6 +146,12 @@ def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
                 f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not their timeout= and "
                 "use_subprocess= in with_exception_handling(); give both the same, or each a model of its own"
             )
+
+
+def _same_model(one: InferenceSpec, other: InferenceSpec) -> bool:
+    if one.by_key is not None and other.by_key is not None:
+        return one.by_key.same_models(other.by_key)
+    return describes_same_model(one.handler, other.handler)
 
 
 def _guards(step: InferenceSpec) -> tuple[float | None, bool]:

@@ -13,9 +13,12 @@ What is made (Made) are answers or failures, with the positions of their rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.forming import FormingLane
 from penstock.inference.guard import Guard
+from penstock.inference.handler import ModelHandler
 from penstock.inference.lane import Caller, Lane
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, Preparers, ThreadPreparer
@@ -52,13 +55,11 @@ def _window(spec: InferenceSpec, around: Surroundings) -> int:
 
 
 def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparers:
-    models = spec.by_key
-    if models is None:
+    if spec.by_key is None:
         return Preparers(_preparer(spec, guard, sessions, caller) if spec.handler.prepares() else None)
 
-    def of_model(model: str) -> Preparer | None:
-        own = models.handler_of(model)
-        return ThreadPreparer(own, sessions.tools, guard, model) if own.prepares() else None
+    def of_model(model: str, handler: ModelHandler[Any, Any, Any], guard: Guard) -> Preparer | None:
+        return ThreadPreparer(handler, sessions.tools, guard, model) if handler.prepares() else None
 
     return Preparers(None, of_model)
 

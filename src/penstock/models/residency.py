@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
-from penstock.models.uses import ATTEMPTS as ATTEMPTS
 from penstock.models.uses import Model, Uses
-from penstock.models.uses import Use as Use
 
 T = TypeVar("T")
 
@@ -151,11 +149,6 @@ class Residency(Generic[T]):
         """The copy in which a model can be called now."""
         held = self._held.get(model)
         return None if held is None or held.loading else held.copy
-
-    @property
-    def bytes(self) -> int:
-        """Of all that is loaded or being loaded."""
-        return sum(self._bytes)
 
     # What processes do.
 

@@ -6,7 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.observe.metrics import ModelUse
+from penstock.rows import safe_str
 
 ATTEMPTS = 3  # to load a model, before its rows fail
 
@@ -80,6 +82,14 @@ def told_too_large(model: Model, size: int, budget: int) -> str:
     """What is said of a model that a budget cannot hold."""
     advice = "give the models more memory, fewer workers to share it, or this key a smaller model"
     return f"{of_key(model)} takes {bytes_told(size)}, and the budget is {bytes_told(budget)} (memory_budget): {advice}"
+
+
+def not_loaded(step: str, model: Model, why: BaseException) -> PenstockError:
+    """What ends the run where a model cannot be loaded, and nobody handles that."""
+    if isinstance(why, UsageError):
+        return why
+    what = f"{of_key(model)} could not be loaded: {type(why).__name__}: {safe_str(why)}"
+    return ModelLoadError(f"step {step!r}: {what}")
 
 
 def of_key(model: Model) -> str:
