@@ -394,7 +394,7 @@ class Memory:
 
     def __init__(self, monkeypatch, besides=50 * MB, stays=0.0, frees=0.0):
         self.held, self.stays, self.frees, self.given_back = besides, stays, frees, 0
-        monkeypatch.setattr(freed_memory, "give_back", self.give_back)
+        monkeypatch.setattr(freed_memory, "trim", self.give_back)
         self.watch = freed_memory.FreedMemory(lambda: int(self.held))
         self.garbage = 0
 

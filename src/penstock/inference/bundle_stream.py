@@ -36,6 +36,9 @@ from penstock.tables import table_of
 ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
+PIECES_OF_WINDOW = 8  # at least: how many rows are in flight is looked at between two
+
+
 class Made(NamedTuple):
     """What came of some rows that were pushed: their answers, or their failures."""
 
@@ -75,7 +78,7 @@ class InferenceStream:
         copies: int = 1,
         window: int = 0,
     ) -> None:
-        """`copies`: of the model that this process has to keep busy. `window`: rows in flight, at least."""
+        """`copies`: of the model that this process has to keep busy. `window`: rows in flight, of many models."""
         self.rows_in = 0  # that came to the model, or failed before it
         self.metrics = Metrics()  # of these rows: they count when the bundle does
         self._spec = spec
@@ -93,7 +96,8 @@ class InferenceStream:
         at_once = copies * (1 + concurrent_batches(spec.handler))
         by_length = spec.handler.measures_length()
         self._window = at_once * (limits.lookahead_rows or LOOKAHEAD[1] if by_length else limits.max_size or MAX_ROWS)
-        self._window = max(self._window, window)
+        self._most_rows = window // PIECES_OF_WINDOW if window else sys.maxsize  # in a piece
+        self._window = window - self._most_rows if window else self._window
         self._window_bytes = 2 * limits.lookahead_bytes
         if spec.fixed_batches:
             self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
@@ -191,7 +195,7 @@ class InferenceStream:
         their answers are wide. `first`: the position of the first row."""
         columns, at = is_table(block) and not self._spec.handler.prepares(), 0
         while at < row_count(block):
-            rows = self._table_rows if columns else self._pacer.rows
+            rows = min(self._most_rows, self._table_rows if columns else self._pacer.rows)
             if self._forming is not None:
                 rows = min(rows, WINDOW - (first + at) % WINDOW)
             piece = slice_rows(block, at, min(at + rows, row_count(block)))

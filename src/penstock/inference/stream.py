@@ -51,7 +51,7 @@ def _window(spec: InferenceSpec, around: Surroundings) -> int:
     host is shared out among those who send."""
     if spec.by_key is None:
         return 0
-    return WINDOW // (around.workers if choose_place(spec.wishes(), around).hosted else 1)
+    return max(64, WINDOW // (around.workers if choose_place(spec.wishes(), around).hosted else 1))
 
 
 def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparers:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from penstock.models.loading import resident_bytes
 
 SLACK = 32 << 20  # bytes that a process may hold beside its models, at least
 ALLOWED = 0.25  # of its models, the same
+TRIM_EVERY = 0.5  # seconds: what is given back has to be fetched again
 GROWTHS = 3  # that cannot be undone, one on top of the other, until it counts as a leak
 
 
@@ -29,6 +31,7 @@ class FreedMemory:
         self._largest = 0
         self._loading = 0
         self._growths = 0
+        self._trimmed = 0.0
 
     def loads(self) -> None:
         """A load begins."""
@@ -53,9 +56,14 @@ class FreedMemory:
             expected = (self._besides or 0) + self._total
             slack = self._largest * (1 + self._loading) + int(ALLOWED * self._total)
             most = expected + max(SLACK, slack)
-            if self._held() <= most:
+            held = self._held()
+            if held <= most:
+                if held > expected + self._largest and time.monotonic() >= self._trimmed + TRIM_EVERY:
+                    trim()
+                    self._trimmed = time.monotonic()
                 return None
-            give_back()
+            gc.collect()
+            trim()
             held = self._held()
             if held <= most:
                 return None
@@ -64,9 +72,8 @@ class FreedMemory:
             return (held, expected) if self._growths >= GROWTHS else None
 
 
-def give_back() -> None:
-    """What nothing refers to, and what the C library keeps for later."""
-    gc.collect()
+def trim() -> None:
+    """Give back what the C library keeps for later."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
