@@ -12,11 +12,12 @@ import pytest
 from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
 from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY
+from penstock.models.budget import Budget
 from penstock.models.commands import BreakBatch, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Parcel
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import PATIENCE, Budget
+from penstock.models.residency import PATIENCE
 from penstock.models.uses import ATTEMPTS
 from penstock.transport.reports import ErrorReport
 

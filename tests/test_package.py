@@ -71,7 +71,7 @@ LAYERS = {
 PURE = [
     "batching/*.py",
     *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands")),
-    *(f"models/{name}.py" for name in ("fronts", "residency", "uses", "keyed_models")),
+    *(f"models/{name}.py" for name in ("budget", "fronts", "residency", "uses", "keyed_models")),
     *(f"models/{name}.py" for name in ("outcome", "place")),
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",

@@ -9,7 +9,8 @@ from collections import Counter, OrderedDict, deque
 import pytest
 
 from penstock.batching.entry import Entry
-from penstock.models.residency import PATIENCE, Admit, Budget, Load, Refuse, Residency, Unload
+from penstock.models.budget import Budget
+from penstock.models.residency import PATIENCE, Admit, Load, Refuse, Residency, Unload
 from penstock.models.uses import ATTEMPTS
 
 MODEL = 10

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
 from penstock.inference.models_by_key import Mapped, ModelsByKey, OfKey, Pattern
-from penstock.models.residency import Budget
+from penstock.models.budget import Budget
 from penstock.pipeline.hints import parse_bytes
 
 Handler = ModelHandler[Any, Any, Any]

@@ -14,8 +14,8 @@ from typing import Any
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, describes_same_model, is_prebatched, output_of, variables_of
+from penstock.models.budget import Budget
 from penstock.models.memory import available_bytes, free_device_bytes
-from penstock.models.residency import Budget
 
 Handler = ModelHandler[Any, Any, Any]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.limits import BatchLimits
 from penstock.failures import Failure
-from penstock.models.residency import Budget
+from penstock.models.budget import Budget
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 

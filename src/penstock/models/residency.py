@@ -16,25 +16,13 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
+from penstock.models.budget import Budget
 from penstock.models.uses import Model, Uses
 
 T = TypeVar("T")
 
 PATIENCE = 1.0  # seconds that rows wait for a model while all that are loaded are given new rows
 LOADS_AT_ONCE = 2  # in a copy
-
-
-class Budget(NamedTuple):
-    """What the models of a place may take; None: no limit."""
-
-    bytes: int | None = None  # of all copies together
-    models: int | None = None  # in each copy
-    of_each: bool = False  # copy are the bytes: they are on devices of their own
-    by_default: bool = False  # nobody has set the bytes: where models are on a device, its memory counts instead
-
-    def shared(self, places: int) -> Budget:
-        """Of one of several places that have it together."""
-        return self if self.bytes is None else self._replace(bytes=max(1, self.bytes // places))
 
 
 class Load(NamedTuple):
