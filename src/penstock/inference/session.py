@@ -29,7 +29,7 @@ from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
 from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
-from penstock.inference.session_models import KeyedModels, OneModel
+from penstock.inference.session_models import ManyModels, OneModel
 from penstock.inference.shared import Shared
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
@@ -116,9 +116,9 @@ class InferenceSession:
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
-        self._models: OneModel | KeyedModels = OneModel(self._residents, self._front)
+        self._models: OneModel | ManyModels = OneModel(self._residents, self._front)
         if spec.by_key is not None:
-            self._models = KeyedModels(owner, self._residents, self._front, self._measures, spec.by_key)
+            self._models = ManyModels(owner, self._residents, self._front, self._measures, spec.by_key)
         self._kept = KeptSize()
         self._batches = 0
         self._closed = False

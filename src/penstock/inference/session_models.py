@@ -60,7 +60,7 @@ class OneModel:
         return None
 
 
-class KeyedModels:
+class ManyModels:
     """Those of a session with many, whose lock is held by whoever calls, but while a model loads."""
 
     def __init__(
