@@ -242,6 +242,25 @@ def test_each_model_prepares_its_rows(way):
     assert made == answers_of(rows)
 
 
+class PreparesBadly(Prepares):
+    def prepare(self, examples, tool, inference_args=None):
+        if tool == 2 and 8 in examples:
+            time.sleep(600)
+        if tool == 3 and 9 in examples:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if tool == 4 and 10 in examples:
+            raise ValueError("not prepared")
+        return super().prepare(examples, tool, inference_args)
+
+
+def test_preparing_that_hangs_or_crashes_costs_its_row():
+    rows = [(f"k{n % 6}", n) for n in range(30)]
+    good, bad = handled(({"workers": 0}, {}), rows, mapped(6, {}, PreparesBadly), timeout=2)
+    assert good == [answer for answer, row in zip(answers_of(rows), rows, strict=True) if row[1] not in (8, 9, 10)]
+    kinds = [(row, failure.kind, failure.model_id) for row, failure in bad]
+    assert kinds == [(("k2", 8), "timed out", None), (("k3", 9), "crashed", None), (("k4", 10), "preparing", None)]
+
+
 def test_rows_of_like_length_are_batched_for_each_model():
     class Lengths(Scale):
         def run_inference(self, batch, model, inference_args=None):

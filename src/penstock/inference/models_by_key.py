@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -58,6 +58,11 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         """Whether the other has the same models for the same keys, in the same budget."""
         alike = self.budget == other.budget and self.key_column == other.key_column
         return alike and self._of_key.same(other._of_key) and _same(self._default, other._default)
+
+    def changed(self, change: Callable[[Handler], Handler]) -> ModelsByKey:
+        """The same keys, with something else for each model."""
+        default = None if self._default is None else change(self._default)
+        return ModelsByKey(Changed(self._of_key, change), default, Budget(), None)
 
     # Which model.
 
@@ -305,6 +310,29 @@ class Pattern(OfKey):
 
     def _path(self, name: str) -> str:
         return self._pattern.replace("{key}", name)
+
+
+class Changed(OfKey):
+    """The keys of another, and for each of its models what a function makes of its handler."""
+
+    def __init__(self, of_key: OfKey, change: Callable[[Handler], Handler]) -> None:
+        self._of_key = of_key
+        self._change = change
+
+    def kinds(self) -> Sequence[Handler]:
+        return [self._change(kind) for kind in self._of_key.kinds()]
+
+    def name(self, key: Any) -> str:
+        return self._of_key.name(key)
+
+    def handler(self, name: str) -> Handler:
+        return self._change(self._of_key.handler(name))
+
+    def files(self) -> Iterator[str]:
+        return self._of_key.files()
+
+    def describe(self) -> str:
+        return self._of_key.describe()
 
 
 def _same(one: Handler | None, other: Handler | None) -> bool:

@@ -42,10 +42,12 @@ class Preparers(NamedTuple):
 
     of_step: Preparer | None
     of_model: Callable[[str, Handler, Guard], Preparer | None] = lambda *_: None  # by name
+    lane: Lane | None = None  # that those of all models share
 
     def close(self) -> None:
-        if self.of_step is not None:
-            self.of_step.close()
+        for each in (self.of_step, self.lane):
+            if each is not None:
+                each.close()
 
 
 class Tools:
@@ -167,15 +169,16 @@ class PrepareHandler(ModelHandler[Any, Any, Any]):
 
 
 class IsolatedPreparer:
-    """In a process of its own, under the same deadline as the model."""
+    """In a process of its own, under the same deadline as the model. `model`: its name, where there are many."""
 
-    def __init__(self, lane: Lane, guard: Guard) -> None:
+    def __init__(self, lane: Lane, guard: Guard, model: str | None = None) -> None:
         self._lane = lane
         self._guard = guard
+        self._model = model
 
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
         failed: dict[int, Failure] = {}
-        ticket = Ticket(examples)
+        ticket = self._ticket(examples)
         try:
             self._lane.submit(ticket, args)
         except NotShippableError:
@@ -183,7 +186,7 @@ class IsolatedPreparer:
             failed = not_packed(examples, self._guard.handling, self._guard.step, self._guard.model_id)
             if not failed:
                 raise
-            ticket = Ticket(list(without(examples, failed)))
+            ticket = self._ticket(list(without(examples, failed)))
             self._lane.submit(ticket, args)
         sent = [at for at in range(len(examples)) if at not in failed]
         made = as_rows(self._lane.wait(ticket)) if sent else []
@@ -192,6 +195,9 @@ class IsolatedPreparer:
 
     def close(self) -> None:
         self._lane.close()
+
+    def _ticket(self, examples: list[Any]) -> Ticket:
+        return Ticket(examples, parts=None if self._model is None else [(self._model, 0, len(examples))])
 
 
 def _of_preparing(failure: Failure) -> Failure:

@@ -13,15 +13,12 @@ What is made (Made) are answers or failures, with the positions of their rows.
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.forming import FormingLane
 from penstock.inference.guard import Guard
-from penstock.inference.handler import ModelHandler
 from penstock.inference.lane import Caller, Lane
 from penstock.inference.models_by_key import WINDOW
-from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparer, Preparers, ThreadPreparer
+from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparers, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings, choose_place
@@ -55,18 +52,19 @@ def _window(spec: InferenceSpec, around: Surroundings) -> int:
 
 
 def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparers:
-    if spec.by_key is None:
-        return Preparers(_preparer(spec, guard, sessions, caller) if spec.handler.prepares() else None)
-
-    def of_model(model: str, handler: ModelHandler[Any, Any, Any], guard: Guard) -> Preparer | None:
-        return ThreadPreparer(handler, sessions.tools, guard, model) if handler.prepares() else None
-
-    return Preparers(None, of_model)
-
-
-def _preparer(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparer:
-    if spec.handling is None or not spec.handling.isolated:
-        return ThreadPreparer(spec.handler, sessions.tools, guard)
-    alone = InferenceSpec.of(PrepareHandler(spec.handler), spec.inference_args, handling=spec.handling)
-    session = sessions.open(f"{guard.step} (preparing)", alone)
-    return IsolatedPreparer(session.join(caller, guard.step, spec.handling), guard)
+    """Of a step, or of its models: on the caller's thread, or in a process that can be killed."""
+    handler, handling, models = spec.handler, spec.handling, spec.by_key
+    if not handler.prepares():
+        return Preparers(None)
+    if handling is None or not handling.isolated:
+        if models is None:
+            return Preparers(ThreadPreparer(handler, sessions.tools, guard))
+        return Preparers(
+            None, lambda model, own, guard: ThreadPreparer(own, sessions.tools, guard, model) if own.prepares() else None
+        )
+    prepare = PrepareHandler(handler) if models is None else models.changed(PrepareHandler)
+    alone = InferenceSpec.of(prepare, spec.inference_args, handling=handling)
+    lane = sessions.open(f"{guard.step} (preparing)", alone).join(caller, guard.step, handling)
+    if models is None:
+        return Preparers(IsolatedPreparer(lane, guard))
+    return Preparers(None, lambda model, own, guard: IsolatedPreparer(lane, guard, model) if own.prepares() else None, lane)
