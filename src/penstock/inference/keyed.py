@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
-from penstock.inference.models_by_key import Mapped, ModelsByKey, OfKey, Pattern
+from penstock.inference.model_keys import Mapped, OfKey, Pattern
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.models.budget import Budget
 from penstock.pipeline.hints import parse_bytes
 

@@ -12,7 +12,8 @@ from penstock.errors import StepError, UsageError
 from penstock.failures import LOADING, Failure
 from penstock.inference.guard import Guard
 from penstock.inference.intake import Intake, Passage, parts_of
-from penstock.inference.models_by_key import Handler, ModelsByKey
+from penstock.inference.model_keys import Handler
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
 from penstock.models.uses import not_loaded

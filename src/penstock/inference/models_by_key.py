@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import islice
-from numbers import Integral
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler, describes_same_model, is_prebatched, output_of, variables_of
+from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
+from penstock.inference.model_keys import DEFAULT, Changed, Handler, OfKey, same_handler
 from penstock.models.budget import Budget
 from penstock.models.memory import available_bytes, free_device_bytes
 
-Handler = ModelHandler[Any, Any, Any]
-
-SHOWN = 5  # keys, in an error
 WINDOW = 16_384  # rows under way in front of one place: the more may wait, the fewer loads are paid
 FREE_SHARE = 0.5  # of the memory that is free, where the user sets no budget
 
@@ -57,7 +49,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
     def same_models(self, other: ModelsByKey) -> bool:
         """Whether the other has the same models for the same keys, in the same budget."""
         alike = self.budget == other.budget and self.key_column == other.key_column
-        return alike and self._of_key.same(other._of_key) and _same(self._default, other._default)
+        return alike and self._of_key.same(other._of_key) and same_handler(self._default, other._default)
 
     def changed(self, change: Callable[[Handler], Handler]) -> ModelsByKey:
         """The same keys, with something else for each model."""
@@ -170,184 +162,6 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
 
     def accelerator(self) -> str | None:
         return self._first.accelerator()
-
-
-DEFAULT = "/default"  # no key of a pattern has a slash
-
-
-class OfKey:
-    """Which model a key has."""
-
-    def kinds(self) -> Sequence[Handler]:
-        """Every handler there is; of models that differ in their files alone, one."""
-        raise NotImplementedError
-
-    def name(self, key: Any) -> str:
-        raise NotImplementedError
-
-    def handler(self, name: str) -> Handler:
-        raise NotImplementedError
-
-    def named_kinds(self) -> Iterator[tuple[str, Handler]]:
-        """Those that may differ from the first, by name."""
-        return iter(())
-
-    def same(self, other: OfKey) -> bool:
-        raise NotImplementedError
-
-    def files(self) -> Iterator[str]:
-        raise NotImplementedError
-
-    def compared(self) -> Mapping[str, Any]:
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        raise NotImplementedError
-
-
-class Mapped(OfKey):
-    """Keys that the user lists, some for each handler."""
-
-    def __init__(self, mappings: Sequence[tuple[Sequence[Any], Handler]]) -> None:
-        self._handlers: dict[str, Handler] = {}
-        self._names: dict[Any, str] = {}
-        known: dict[int, str] = {}  # names, by the handler's id: one that is given twice is one model
-        for keys, handler in mappings:
-            name = known.get(id(handler)) or _new_name(str(keys[0]), self._handlers)
-            self._handlers[name] = handler
-            known[id(handler)] = name
-            for key in keys:
-                if not isinstance(key, Hashable):
-                    raise UsageError(f"KeyModelMapping({[key]!r}, ...): a {type(key).__name__} cannot be a key")
-                if key in self._names:
-                    raise UsageError(f"the key {key!r} is in two mappings, or twice in one; give each key one model, once")
-                self._names[key] = name
-
-    def kinds(self) -> Sequence[Handler]:
-        return list(self._handlers.values())
-
-    def name(self, key: Any) -> str:
-        try:
-            return self._names[key]
-        except KeyError:
-            known = ", ".join(map(repr, islice(self._names, SHOWN)))
-            more = f" and {len(self._names) - SHOWN:,} more" if len(self._names) > SHOWN else ""
-            raise LookupError(f"the handler has models for {known}{more}") from None
-
-    def handler(self, name: str) -> Handler:
-        return self._handlers[name]
-
-    def named_kinds(self) -> Iterator[tuple[str, Handler]]:
-        return iter(self._handlers.items())
-
-    def same(self, other: OfKey) -> bool:
-        if not isinstance(other, Mapped) or self._names != other._names:
-            return False
-        return all(_same(handler, other._handlers[name]) for name, handler in self._handlers.items())
-
-    def files(self) -> Iterator[str]:
-        return (file for handler in self._handlers.values() for file in handler.model_files())
-
-    def compared(self) -> Mapping[str, Any]:
-        return {"keys": self._names, **{f"model of {name!r}": handler for name, handler in self._handlers.items()}}
-
-    def describe(self) -> str:
-        return f"{len(self._handlers):,} models for {len(self._names):,} keys"
-
-
-class Pattern(OfKey):
-    """A file for each key, by its name."""
-
-    def __init__(self, pattern: str, handler: Handler) -> None:
-        self._pattern = pattern
-        self._handler = handler
-        self._is_local = "://" not in pattern
-        self._seen: set[str] = set()
-        self.handler("key")  # a handler that cannot be told another path says so now
-
-    def kinds(self) -> Sequence[Handler]:
-        return [self._handler]
-
-    def name(self, key: Any) -> str:
-        is_number = isinstance(key, Integral) and not isinstance(key, bool)
-        name = str(int(key)) if is_number else key if isinstance(key, str) else ""
-        if name in self._seen:
-            return name
-        if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
-            raise LookupError("a key is text or a whole number, and part of the name of one file")
-        if self._is_local and not os.path.exists(self._path(name)):
-            raise LookupError(f"there is no {self._path(name)}")
-        self._seen.add(name)
-        return name
-
-    def handler(self, name: str) -> Handler:
-        try:
-            changed = copy.deepcopy(
-                self._handler
-            )  # whatever update_model_path() changes in it, is changed for this one alone
-        except Exception:  # of something that has no copies
-            changed = copy.copy(self._handler)
-        changed.update_model_path(self._path(name))
-        return changed
-
-    def same(self, other: OfKey) -> bool:
-        return isinstance(other, Pattern) and self._pattern == other._pattern and _same(self._handler, other._handler)
-
-    def files(self) -> Iterator[str]:
-        if self._is_local:
-            before, _, after = self._pattern.partition("{key}")
-            folder, begin = os.path.split(before)
-            yield from sorted(str(path) for path in Path(folder or ".").glob(f"{_plain(begin)}*{_plain(after)}"))
-
-    def compared(self) -> Mapping[str, Any]:
-        return {"pattern": self._pattern, "model": self._handler}
-
-    def describe(self) -> str:
-        return f"a model for each key, {self._pattern}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": set()}
-
-    def _path(self, name: str) -> str:
-        return self._pattern.replace("{key}", name)
-
-
-class Changed(OfKey):
-    """The keys of another, and for each of its models what a function makes of its handler."""
-
-    def __init__(self, of_key: OfKey, change: Callable[[Handler], Handler]) -> None:
-        self._of_key = of_key
-        self._change = change
-
-    def kinds(self) -> Sequence[Handler]:
-        return [self._change(kind) for kind in self._of_key.kinds()]
-
-    def name(self, key: Any) -> str:
-        return self._of_key.name(key)
-
-    def handler(self, name: str) -> Handler:
-        return self._change(self._of_key.handler(name))
-
-    def files(self) -> Iterator[str]:
-        return self._of_key.files()
-
-    def describe(self) -> str:
-        return self._of_key.describe()
-
-
-def _same(one: Handler | None, other: Handler | None) -> bool:
-    return one is other or (one is not None and other is not None and describes_same_model(one, other))
-
-
-def _plain(text: str) -> str:
-    """For a glob that means just this text."""
-    return re.sub(r"([*?[])", r"[\1]", text)
-
-
-def _new_name(name: str, taken: Mapping[str, object]) -> str:
-    while name in taken or name == DEFAULT:
-        name += "'"
-    return name
 
 
 def _limits_of(handler: Handler) -> tuple[BatchLimits, bool]:
