@@ -701,6 +701,9 @@ def test_a_handler_whose_path_is_deep_inside_is_copied_for_each_key(folder):
         def model_id(self):
             return self.config["path"]
 
+        def model_files(self):
+            return [self.config["path"]]
+
     handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", Nested(large_model=True))
     rows = [(n % 12, n) for n in range(48)]
     assert run(WAYS["host"], rows, handler)[0] == [(key, n * 1000 + key) for key, n in rows]

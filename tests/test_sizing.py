@@ -25,6 +25,7 @@ from penstock.inference.model import ModelCopy
 from penstock.models import sizing
 from penstock.models.activity import BATCHES
 from penstock.models.loading import LoadedModel, load
+from penstock.models.memory import file_bytes
 from penstock.models.sizing import Reached, counted_bytes
 
 MB = 1_000_000
@@ -320,3 +321,7 @@ def test_a_model_that_was_counted_is_freed_with_its_last_user():
         assert seen() is None
     finally:
         gc.enable()
+
+
+def test_an_empty_name_of_a_file_is_not_the_working_directory():
+    assert file_bytes(lambda: [""]) is None

@@ -28,7 +28,8 @@ def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:
     """How large the files and folders are that a handler names; None if it names none, or one is not on this machine."""
     found = []
     try:
-        for path in map(Path, model_files()):
+        named = [str(path) for path in model_files()]
+        for path in map(Path, named if all(named) else ()):  # an empty name is no file, and not the working directory
             files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
             found += [each.stat().st_size for each in files]
     except Exception:  # of the user's function, too: it is asked for a hint only
