@@ -96,7 +96,7 @@ class ModelCopy:
         self._one_of_many = one_of_many
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
-        self._is_told = False  # somebody is to be told of calls
+        self._announces = False  # calls, to somebody who times them
         self._sees_device = type(handler).device_seconds is not ModelHandler.device_seconds
         self._loading = threading.Lock()
         self._loaded: LoadedModel | None = None
@@ -335,13 +335,13 @@ class ModelCopy:
 
     def announce(self, calling: Callable[[], None]) -> None:
         """From now on, tell this before each call that this thread makes."""
-        self._own.calling, self._is_told = calling, True
+        self._own.calling, self._announces = calling, True
         if isinstance(self.handler, AnnouncingHandler):
             self.handler.calling = calling
 
     def _call(self, batch: Block, args: Any) -> Any:
         assert self._loaded is not None
-        if self._is_told and (calling := getattr(self._own, "calling", None)) is not None:
+        if self._announces and (calling := getattr(self._own, "calling", None)) is not None:
             calling()
         given = filled(batch, self._size_buckets) if self._size_buckets else batch
         if self._slow is not None:
