@@ -395,7 +395,8 @@ class Memory:
     def __init__(self, monkeypatch, besides=50 * MB, stays=0.0, frees=0.0):
         self.held, self.stays, self.frees, self.given_back = besides, stays, frees, 0
         monkeypatch.setattr(freed_memory, "trim", self.give_back)
-        self.watch = freed_memory.FreedMemory(lambda: int(self.held))
+        self.now = 0.0
+        self.watch = freed_memory.FreedMemory(lambda: int(self.held), clock=lambda: self.now)
         self.garbage = 0
 
     def load(self, model, size, imports=0):
@@ -404,6 +405,7 @@ class Memory:
         self.watch.loaded(model, size + imports)
 
     def unload(self, model, size):
+        self.now += 0.01
         self.held -= (1 - self.stays) * size
         self.garbage += self.frees * size
         return self.watch.unloaded(model)

@@ -22,8 +22,10 @@ class FreedMemory:
     """Told of every load and unload; cheap but where too much is held. What cannot be freed, such as a library that came
     with the first model or the first call, is taken as given once: a leak is what grows again, and again."""
 
-    def __init__(self, held: Callable[[], int] = resident_bytes) -> None:
-        self._held = held
+    def __init__(
+        self, held: Callable[[], int] = resident_bytes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._held, self._clock = held, clock
         self._lock = threading.Lock()  # guards what follows: models are loaded by several threads
         self._besides: int | None = None  # bytes that are held and are no model's
         self._models: dict[str, int] = {}
@@ -31,7 +33,7 @@ class FreedMemory:
         self._largest = 0
         self._loading = 0
         self._growths = 0
-        self._trimmed = 0.0
+        self._trimmed = float("-inf")
 
     def loads(self) -> None:
         """A load begins."""
@@ -58,9 +60,9 @@ class FreedMemory:
             most = expected + max(SLACK, slack)
             held = self._held()
             if held <= most:
-                if held > expected + self._largest and time.monotonic() >= self._trimmed + TRIM_EVERY:
+                if held > expected + self._largest and self._clock() >= self._trimmed + TRIM_EVERY:
                     trim()
-                    self._trimmed = time.monotonic()
+                    self._trimmed = self._clock()
                 return None
             gc.collect()
             trim()
