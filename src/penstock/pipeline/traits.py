@@ -34,6 +34,7 @@ class Traits:
     source: Source[Any] | None = None  # rows start here
     sink: Sink[Any] | None = None  # rows end here
     model: InferenceSpec | None = None  # rows go through a model
+    watches: bool = False  # rows appear here while the run goes on: only for what a run looks at besides
 
     @property
     def is_counted(self) -> bool:

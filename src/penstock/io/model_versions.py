@@ -1,0 +1,70 @@
+"""Where new versions of models come from while a pipeline runs: what is said of one, and what is asked for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from penstock.errors import UsageError
+from penstock.pipeline.graph import MAIN, PCollection, PTransform
+from penstock.pipeline.traits import Traits
+
+if TYPE_CHECKING:
+    from penstock.pipeline.pipeline import Pipeline
+
+INTERVAL = 10.0  # seconds between two looks, where nobody says
+
+
+class ModelMetadata(NamedTuple):
+    """A version of a model. `model_id` is the path or the name that it is loaded from, and what its answers are marked
+    with; `model_name` is for people."""
+
+    model_id: str
+    model_name: str = ""
+
+
+@dataclass(frozen=True)
+class KeyModelPathMapping:
+    """A version of the model that these keys have, of a handler with a model for each key."""
+
+    keys: Sequence[Any]
+    update_path: str
+    model_id: str = ""  # what its answers are marked with; empty: the path
+
+
+NewVersion: TypeAlias = ModelMetadata | KeyModelPathMapping
+
+
+@runtime_checkable
+class ModelSource(Protocol):
+    """A place that versions of models appear in: a folder, a registry. Used by one thread, in the user's process."""
+
+    def look(self) -> Sequence[NewVersion]:
+        """What is new since the last look, the newest last; at the first look, what is there. A place that cannot be
+        reached for a while has nothing new; it raises UsageError for what will never work."""
+
+    def describe(self) -> str:
+        """For people: what is watched."""
+
+
+class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
+    """New versions of a model, as they appear: a row for each. For RunInference(model_metadata_pcoll=...), and for nothing
+    else: it ends with the run that uses it."""
+
+    def __init__(self, source: ModelSource, interval: float = INTERVAL, stop_timestamp: float | None = None) -> None:
+        """interval: seconds between two looks. stop_timestamp: from then on, in seconds as of time.time(), nothing is new."""
+        if not isinstance(source, ModelSource):
+            raise UsageError(f"WatchModels({source!r}): expected an object with look() and describe(), such as FilePattern")
+        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
+            raise UsageError(f"interval={interval!r}: expected seconds, more than 0")
+        self.source = source
+        self.interval = float(interval)
+        self.stop_timestamp = None if stop_timestamp is None else float(stop_timestamp)
+
+    def expand(self, pcoll: Pipeline) -> PCollection[NewVersion]:
+        return pcoll.add(self, ()).outputs[MAIN]
+
+    def traits(self) -> Traits:
+        return Traits(watches=True)
