@@ -54,7 +54,7 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
     else: it ends with the run that uses it."""
 
     def __init__(self, source: ModelSource, interval: float = INTERVAL, stop_timestamp: float | None = None) -> None:
-        """interval: seconds between two looks. stop_timestamp: from then on, in seconds as of time.time(), nothing is new."""
+        """interval: seconds between two looks. stop_timestamp: seconds as of time.time(), from when on nothing is new."""
         if not isinstance(source, ModelSource):
             raise UsageError(f"WatchModels({source!r}): expected an object with look() and describe(), such as FilePattern")
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
