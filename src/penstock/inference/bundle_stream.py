@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.answers import as_rows, bare, pick
 from penstock.batching.entry import LOOKAHEAD
@@ -20,6 +19,7 @@ from penstock.inference.columns import model_ids_column
 from penstock.inference.forming import FormingLane
 from penstock.inference.guard import Guard
 from penstock.inference.handler import concurrent_batches
+from penstock.inference.in_flight import Beside, Made, Pending, in_order_of_rows
 from penstock.inference.intake import Intake, Passage, examples_in
 from penstock.inference.lane import Lane
 from penstock.inference.model_ways import ModelWays, OwnFunctions
@@ -27,7 +27,7 @@ from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing, join_keys
 from penstock.inference.preparing import Preparers
 from penstock.inference.spec import InferenceSpec
-from penstock.inference.ticket import Ticket, not_packed
+from penstock.inference.ticket import not_packed
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.rows import PredictionResult, let_through, safe_str, without
 from penstock.tables import table_of
@@ -37,31 +37,6 @@ ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
 PIECES_OF_WINDOW = 8  # at least: how many rows are in flight is looked at between two
-
-
-class Made(NamedTuple):
-    """What came of some rows that were pushed: their answers, or their failures."""
-
-    block: Block  # one answer for each row; or of rows that failed a list of (row, Failure)
-    positions: Sequence[int]  # of the rows, among all that were pushed: a range, or a list where others stand between them
-    failed: str | None = None  # the name of the output that failures go to; None: answers
-
-
-class Beside(NamedTuple):
-    """What goes beside answers to the functions behind the model."""
-
-    keys: list[Any] | None = None
-    models: list[str] | None = None
-
-
-@dataclass(slots=True)
-class Pending:
-    """Rows in flight."""
-
-    ticket: Ticket
-    passage: Passage
-    rows: int
-    bytes: int
 
 
 class InferenceStream:
@@ -240,7 +215,7 @@ class InferenceStream:
         """The order of these lines is for answered() and handed_out(), which another thread may call between any two."""
         ticket = self._intake.ticket(passage)
         size = byte_size(ticket.block) + (0 if passage.values is None else byte_size(passage.rows))
-        pending = Pending(ticket, passage, row_count(ticket.block), size)
+        pending = Pending(ticket, passage, row_count(ticket.block), size, alone)
         if pending.rows:
             self._sending = pending
             weights, lengths = passage.weights, passage.lengths
@@ -266,15 +241,19 @@ class InferenceStream:
     def _take(self) -> Made:
         """What the oldest rows in flight came to, when that is there."""
         pending = self._pending[0]
+        answers = self._lane.wait(pending.ticket)
+        while pending.ticket.stale is not None:
+            answers = self._prepared_again(pending)
         ticket, passage = pending.ticket, pending.passage
-        answers = self._lane.wait(ticket)
         if passage.is_sorted:
-            answers = _in_order_of_rows(passage, ticket, answers)
+            answers = in_order_of_rows(passage, ticket, answers)
         self._pending.popleft()
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes
         good: Sequence[int] = without(range(pending.rows), ticket.failures)
+        if self._spec.refresh is not None:
+            self.metrics.answered_by(self._step, self._spec.metrics_namespace, ticket.model_ids(good))
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)
@@ -291,6 +270,20 @@ class InferenceStream:
             return Made(block, without(passage.positions, ticket.failures))
         whole = len(kept) == len(passage.positions)
         return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
+
+    def _prepared_again(self, pending: Pending) -> Any:
+        """The answers to rows whose model was replaced by one that takes them prepared otherwise, once they are."""
+        passage, stale = pending.passage, pending.ticket.stale
+        assert stale is not None
+        self._preparers.change(stale)
+        self._intake.prepare_again(passage, pending.alone)
+        ticket = pending.ticket = self._intake.ticket(passage)
+        self._in_flight += row_count(ticket.block) - pending.rows
+        pending.rows = row_count(ticket.block)
+        if pending.rows:
+            given = {"weights": passage.weights, "lengths": passage.lengths}
+            self._lane.submit(ticket, self._spec.inference_args, **given, alone=pending.alone)
+        return self._lane.wait(ticket)
 
     def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
         ticket, passage = pending.ticket, pending.passage
@@ -378,16 +371,6 @@ class InferenceStream:
         rows = rows_of(pick_rows(passage.piece, list(failed)))
         noted = [(passage.positions[at], row, why) for (at, why), row in zip(failed.items(), rows, strict=True)]
         self._failed.setdefault(tag, []).extend(noted)
-
-
-def _in_order_of_rows(passage: Passage, ticket: Ticket, answers: Any) -> Any:
-    """The answers to rows that were sorted by model, and all that is known of them, in the order in which they came."""
-    order = sorted(range(len(passage.at)), key=passage.at.__getitem__)
-    place = {at: now for now, at in enumerate(order)}
-    ticket.failures = {place[at]: failure for at, failure in ticket.failures.items()}
-    ticket.other_ids = {place[at]: model_id for at, model_id in ticket.other_ids.items()}
-    passage.reorder(order)
-    return pick(answers, order)
 
 
 def _range_if_all(kept: Sequence[int], rows: int) -> Sequence[int]:

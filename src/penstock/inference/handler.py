@@ -334,6 +334,16 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return changed
 
 
+def at_path(handler: ModelHandler[Any, Any, Any], path: str) -> ModelHandler[Any, Any, Any]:
+    """A handler that is for the model at another path; the one that is given stays as it is."""
+    try:
+        changed = copy.deepcopy(handler)  # whatever update_model_path() changes in it, is changed for this one alone
+    except Exception:  # of something that has no copies
+        changed = copy.copy(handler)
+    changed.update_model_path(path)
+    return changed
+
+
 def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:
     """What the model wants in the environment of its process (env_vars=)."""
     return handler._env_vars

@@ -25,7 +25,7 @@ from penstock.models.measures import Report, hand_in
 from penstock.models.messages import Answers, Broken, Submit
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place
-from penstock.models.rendezvous import Address, name_of, run_folder
+from penstock.models.rendezvous import Address, name_of
 from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
 from penstock.rows import safe_str
@@ -55,8 +55,8 @@ class HostedSession:
         self._numbers = itertools.count(1)
         self._closed = False
         around = owner.around
-        address = Address(around.folder or run_folder(spec.id), name_of(key))
-        self._client = HostClient(address, host_spec(step, spec, place, around), self)
+        address = Address(spec.folder(around), name_of(key))
+        self._client = HostClient(address, host_spec(key, step, spec, place, around), self)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -136,7 +136,8 @@ class HostedSession:
         with self._changed:
             pieces = [(self._ticket(number), start, stop) for number, start, stop in message.pieces]
             together = answers[0].answers if len(answers) == 1 and type(answers[0]) is Together else answers
-            hand_out(Outcome(together, message.failures, model_id=message.model_id, wrapped=message.wrapped), pieces)
+            failures, model_id, wrapped, stale = message.failures, message.model_id, message.wrapped, message.stale
+            hand_out(Outcome(together, failures, model_id=model_id, wrapped=wrapped, stale=stale), pieces)
             self._settle({number for number, _, _ in message.pieces})
 
     def _ticket(self, number: int) -> Ticket | None:
@@ -228,6 +229,7 @@ class HostedLane:
         self._number = number
         self._open: dict[int, int] = {}  # id of a ticket -> its number
         self._args: Any = None
+        self._prepared: str | None = None
         self._how: bytes | None = None
         session.open_lane(number)
         caller.hosted.append(self)
@@ -241,8 +243,9 @@ class HostedLane:
         lengths: list[int] | None = None,
         alone: bool = False,
     ) -> None:
-        if self._how is None or args is not self._args:
-            self._args, self._how = args, self._pickled(args)
+        if self._how is None or args is not self._args or ticket.prepared != self._prepared:
+            self._args, self._prepared = args, ticket.prepared
+            self._how = self._pickled(args)
         if not ticket.missing:
             return
         ticket.step = self.step
@@ -269,7 +272,7 @@ class HostedLane:
 
     def _pickled(self, args: Any) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps((args, self.step, self.handling, self._retry), protocol=5)
+            data: bytes = cloudpickle.dumps((args, self.step, self.handling, self._retry, self._prepared), protocol=5)
         except Exception as exc:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc

@@ -38,6 +38,7 @@ class Passage:
     weights: list[int] | None = None
     lengths: list[int] | None = None
     failed: dict[int, Failure] = field(default_factory=dict)  # by place in the piece
+    prepared: str | None = None  # with what the values were, where that may change
     is_sorted: bool = False  # by model: the order is another than that in which the rows came
 
     def drop(self, failed: Collection[int]) -> None:
@@ -174,7 +175,12 @@ class Intake:
     def ticket(self, passage: Passage) -> Ticket:
         sizes = [size_of(row) for row in rows_of(passage.rows)] if self._counts_bytes else None
         parts = None if passage.models is None else parts_of(passage.models)
-        return Ticket(passage.rows if passage.values is None else passage.values, sizes, parts)
+        return Ticket(passage.rows if passage.values is None else passage.values, sizes, parts, passage.prepared)
+
+    def prepare_again(self, passage: Passage, alone: bool) -> None:
+        """Rows whose model was replaced by one that takes them prepared otherwise."""
+        passage.values = passage.lengths = passage.weights = None
+        self._measured(passage, alone)
 
     def inputs_of(self, table: Any) -> Any:
         """The columns that the model takes."""
@@ -237,6 +243,7 @@ class Intake:
             passage.weights, failed = self._guard.all_or_each(self._weights_of, rows_of(passage.rows))
             passage.fail(failed)
         if self._preparer is not None and row_count(passage.rows):
+            passage.prepared = self._preparer.prepared
             passage.values, failed = self._preparer.prepare(rows_of(passage.rows), self._args)
             passage.fail(failed)
         if self._measures and not alone and row_count(passage.rows):

@@ -136,7 +136,8 @@ class LocalLane:
             self._args, self._args_identity = args, identity_of(args)
         ticket.step = self.step
         columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
-        group = (columns, self._args_identity, self.step, self.handling, self.retry)  # as in a host: an error names a step
+        # As in a host: an error names a step.
+        group = (columns, self._args_identity, self.step, self.handling, self.retry, ticket.prepared)
         request, size = Request(ticket, args, self), 0 if lengths is None else byte_size(ticket.block)
         parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
         entries = [

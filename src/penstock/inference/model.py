@@ -26,6 +26,7 @@ from penstock.inference.model_loading import load_model_of
 from penstock.inference.slow import SlowCalls
 from penstock.models.activity import BATCHES
 from penstock.models.loading import LoadedModel
+from penstock.models.memory import file_bytes
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
 from penstock.row_copies import own_rows
@@ -86,14 +87,17 @@ class ModelCopy:
         slow: SlowCalls | None = None,
         prepared: bool = False,
         one_of_many: bool = False,
+        model_id: str | None = None,
     ) -> None:
         """slow: tells of a call that does not end. prepared: this process has the handler's variables in its environment,
-        and maybe a device of its own: they are not set again. one_of_many: others are loaded while this one is called."""
+        and maybe a device of its own: they are not set again. one_of_many: others are loaded while this one is called.
+        model_id: what answers are marked with; None: what the handler says."""
         self.step = step
         self._slow = slow
         self.handler = handler
         self._variables = {} if prepared else variables_of(handler)
         self._one_of_many = one_of_many
+        self._model_id = model_id
         self._size_buckets = size_buckets
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
         self._announces = False  # calls, to somebody who times them
@@ -121,6 +125,7 @@ class ModelCopy:
         *,
         holds_back: bool = False,
         read_again: Callable[[], Block] | None = None,
+        prepared: str | None = None,
     ) -> Outcome:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
@@ -133,7 +138,9 @@ class ModelCopy:
         anew; where several are, memory is full, and what has no answer yet is left with them.
 
         read_again: gives the rows once more, to a caller that keeps them elsewhere. The handler is then given the batch
-        itself; without it, copies of what it could change: every call sees the rows as they were submitted."""
+        itself; without it, copies of what it could change: every call sees the rows as they were submitted.
+
+        prepared: asked for where a model has versions (inference/refreshed_model.py): all rows are prepared for this one."""
         rows = _Rows(batch, self.handler.changes_rows(), read_again)
         try:
             answers = rows.call(0, rows.count, self._call, args)
@@ -161,6 +168,14 @@ class ModelCopy:
         return self._loaded is not None
 
     @property
+    def loaded(self) -> LoadedModel | None:
+        return self._loaded
+
+    def file_bytes(self) -> int | None:
+        """How large the files of the model are, if that can be seen."""
+        return file_bytes(self.handler.model_files)
+
+    @property
     def bytes(self) -> int:
         """By how much this process grew when the model was loaded."""
         return 0 if self._loaded is None else self._loaded.grown or self._loaded.ram
@@ -169,10 +184,14 @@ class ModelCopy:
         """Whether several threads may call the model that is loaded at once."""
         return self._loaded is not None and self.handler.is_thread_safe(self._loaded.model)
 
-    def unload(self) -> None:
-        """Let go of the model, and give its memory back."""
+    def let_go(self) -> None:
+        """Of the model: if nothing else refers to it, its memory is free."""
         with self._loading:
             self._loaded = None
+
+    def unload(self) -> None:
+        """Let go of the model, and give its memory back."""
+        self.let_go()
         gc.collect()
 
     def _take_out_of_memory(self) -> int | None:
@@ -314,7 +333,7 @@ class ModelCopy:
 
     def model_id(self) -> str | None:
         """Text, whatever the handler says: it travels."""
-        model_id = self.handler.model_id()
+        model_id = self.handler.model_id() if self._model_id is None else self._model_id
         return None if model_id is None else str(model_id)
 
     def _error(self, batch: Block, error: BaseException, step: str, attempts: int) -> StepError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler, describes_same_model
+from penstock.inference.handler import ModelHandler, at_path, describes_same_model
 
 Handler = ModelHandler[Any, Any, Any]
 
@@ -32,6 +31,14 @@ class OfKey:
 
     def handler(self, name: str) -> Handler:
         raise NotImplementedError
+
+    def keys_of(self, name: str) -> Sequence[Any]:
+        """The keys that are known to have this model."""
+        return ()
+
+    def path(self, name: str) -> str | None:
+        """What a model is loaded from, if that is known without its handler."""
+        return None
 
     def named_kinds(self) -> Iterator[tuple[str, Handler]]:
         """Those that may differ from the first, by name."""
@@ -82,6 +89,9 @@ class Mapped(OfKey):
     def handler(self, name: str) -> Handler:
         return self._handlers[name]
 
+    def keys_of(self, name: str) -> Sequence[Any]:
+        return [key for key, own in self._names.items() if own == name]
+
     def named_kinds(self) -> Iterator[tuple[str, Handler]]:
         return iter(self._handlers.items())
 
@@ -120,20 +130,13 @@ class Pattern(OfKey):
             return name
         if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
             raise LookupError("a key is text or a whole number, and part of the name of one file")
-        if self._is_local and not os.path.exists(self._path(name)):
-            raise LookupError(f"there is no {self._path(name)}")
+        if self._is_local and not os.path.exists(self.path(name)):
+            raise LookupError(f"there is no {self.path(name)}")
         self._seen.add(name)
         return name
 
     def handler(self, name: str) -> Handler:
-        try:
-            changed = copy.deepcopy(
-                self._handler
-            )  # whatever update_model_path() changes in it, is changed for this one alone
-        except Exception:  # of something that has no copies
-            changed = copy.copy(self._handler)
-        changed.update_model_path(self._path(name))
-        return changed
+        return at_path(self._handler, self.path(name))
 
     def same(self, other: OfKey) -> bool:
         return isinstance(other, Pattern) and self._pattern == other._pattern and same_handler(self._handler, other._handler)
@@ -153,7 +156,7 @@ class Pattern(OfKey):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": set()}
 
-    def _path(self, name: str) -> str:
+    def path(self, name: str) -> str:
         return self._pattern.replace("{key}", name)
 
 

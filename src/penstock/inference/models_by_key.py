@@ -8,7 +8,7 @@ from typing import Any
 from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
-from penstock.inference.model_keys import DEFAULT, Changed, Handler, OfKey, same_handler
+from penstock.inference.model_keys import DEFAULT, SHOWN, Changed, Handler, OfKey, same_handler
 from penstock.models.budget import Budget
 from penstock.models.memory import available_bytes, free_device_bytes
 
@@ -25,7 +25,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         self.key_column = key_column
         self._of_key = of_key
         self._default = default
-        kinds = self._kinds()
+        kinds = self.kinds()
         first = self._first = kinds[0]
         self.wraps_answers = first.wraps_answers
         self.retry_safe = all(kind.retry_safe for kind in kinds)
@@ -43,7 +43,8 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         for kind in kinds[1:]:
             _check_alike(first, kind)
 
-    def _kinds(self) -> list[Handler]:
+    def kinds(self) -> list[Handler]:
+        """Every handler there is; of models that differ in their files alone, one."""
         return [*self._of_key.kinds(), *([] if self._default is None else [self._default])]
 
     def same_models(self, other: ModelsByKey) -> bool:
@@ -66,6 +67,21 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
             if self._default is not None:
                 return DEFAULT
             raise LookupError(f"no model for the key {key!r}: {exc}") from None
+
+    def models_of(self, keys: Sequence[Any]) -> list[str]:
+        """The models of some keys, all of which change: UsageError if another key has one of them."""
+        names = list(dict.fromkeys(self.model_of(key) for key in keys))
+        for name in names:
+            if others := [key for key in self._of_key.keys_of(name) if key not in keys]:
+                raise UsageError(
+                    f"a new version for the keys {list(keys)!r}, which share their model with {others[:SHOWN]!r}: name all "
+                    "of these keys in it, or give them models of their own, KeyModelMapping(keys, handler)"
+                )
+        return names
+
+    def path_of(self, model: str) -> str | None:
+        """What a model is loaded from, if that is known without its handler."""
+        return None if model == DEFAULT else self._of_key.path(model)
 
     def handler_of(self, model: str) -> Handler:
         """The handler of a model."""
@@ -154,7 +170,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         return self._first.get_resource_hints()
 
     def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
-        for kind in self._kinds():
+        for kind in self.kinds():
             kind.validate_inference_args(inference_args)
 
     def share_model_across_processes(self) -> bool:

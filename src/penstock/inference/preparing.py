@@ -23,6 +23,7 @@ from penstock.inference.guard import Guard
 from penstock.inference.handler import ModelHandler
 from penstock.inference.lane import Lane
 from penstock.inference.ticket import Ticket, not_packed
+from penstock.models.versions import Version
 from penstock.row_copies import own_rows
 from penstock.rows import let_through, many, row_error, safe_str, without
 
@@ -30,6 +31,10 @@ Handler = ModelHandler[Any, Any, Any]
 
 
 class Preparer(Protocol):
+    @property
+    def prepared(self) -> str | None:
+        """With what, where that may change (inference/live_versions.py)."""
+
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
         """One value for each example, anything where it failed; and the failures by position. Errors that are not handled
         are raised, and name the example."""
@@ -43,6 +48,7 @@ class Preparers(NamedTuple):
     of_step: Preparer | None
     of_model: Callable[[str, Handler, Guard], Preparer | None] = lambda *_: None  # by name
     lane: Lane | None = None  # that those of all models share
+    change: Callable[[int], None] = lambda _: None  # prepare for the version of this number from now on
 
     def close(self) -> None:
         for each in (self.of_step, self.lane):
@@ -56,6 +62,7 @@ class Tools:
     def __init__(self) -> None:
         self._loading = threading.Lock()
         self._loaded: dict[tuple[type, str], Any] = {}
+        self.versions: dict[str, Version] = {}  # of models that change: for which one rows are prepared, by session
 
     def tool(self, handler: Handler, step: str, model: str = "") -> Any:
         """`model`: the name of the handler's, where the step has many."""
@@ -64,6 +71,11 @@ class Tools:
             if key not in self._loaded:
                 self._loaded[key] = _loaded(handler, step)
             return self._loaded[key]
+
+    def forget(self, handler: Handler, step: str, model: str = "") -> None:
+        """It is not needed any more; if it is, it is loaded again."""
+        with self._loading:
+            self._loaded.pop((type(handler), handler.prepare_key() or f"step {step} {model}"), None)
 
 
 def _loaded(handler: Handler, step: str) -> Any:
@@ -79,6 +91,8 @@ def _loaded(handler: Handler, step: str) -> Any:
 
 class ThreadPreparer:
     """On the caller's own thread."""
+
+    prepared: str | None = None
 
     def __init__(self, handler: Handler, tools: Tools, guard: Guard, model: str = "") -> None:
         self._handler = handler
@@ -170,6 +184,8 @@ class PrepareHandler(ModelHandler[Any, Any, Any]):
 
 class IsolatedPreparer:
     """In a process of its own, under the same deadline as the model. `model`: its name, where there are many."""
+
+    prepared: str | None = None
 
     def __init__(self, lane: Lane, guard: Guard, model: str | None = None) -> None:
         self._lane = lane

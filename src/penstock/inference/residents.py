@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.batching.limits import BatchLimits
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ModelHandler, at_path
 from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.refresh import Refreshing
 from penstock.inference.slow import SlowCalls
 from penstock.models.loading import LoadedModel
+from penstock.models.versions import ORIGINAL, Version
+
+# Imported where models change: a first run waits for every import.
+if TYPE_CHECKING:
+    from penstock.inference.refreshed_model import RefreshedModel
+    from penstock.inference.refresher import Refresher
+
+Resident: TypeAlias = "ModelCopy | RefreshedModel"
 
 
 class Residents:
@@ -18,26 +27,36 @@ class Residents:
     (models/residency.py); loads of different models may run at once, in threads."""
 
     def __init__(
-        self, step: str, handler: ModelHandler[Any, Any, Any], *, watched: bool = False, prepared: bool = False
+        self,
+        step: str,
+        handler: ModelHandler[Any, Any, Any],
+        *,
+        watched: bool = False,
+        prepared: bool = False,
+        refreshing: Refreshing | None = None,
+        resized: Callable[[str, int], None] | None = None,
     ) -> None:
-        """watched: a thread tells of calls that do not end, of all of them. prepared: as for a ModelCopy."""
+        """watched: a thread tells of calls that do not end, of all of them. prepared: as for a ModelCopy. refreshing: models
+        may be replaced while they are used; resized() is told of it."""
         self._step = step
         self._handler = handler
         self._slow = SlowCalls(step) if watched else None
         self._prepared = prepared
-        self._copies: dict[Hashable, ModelCopy] = {}
+        self._refreshing = refreshing
+        self._refresher = None if refreshing is None else _refresher(refreshing, resized)
+        self._copies: dict[Hashable, Resident] = {}
 
         if not isinstance(handler, ModelsByKey):
             self._copies[None] = self._new(None)  # which threads may ask for at once
 
-    def copy(self, model: Hashable) -> ModelCopy:
+    def copy(self, model: Hashable) -> Resident:
         """A model that is loaded, or the only one."""
         return self._copies[model]
 
     def model_id(self, model: str) -> str | None:
         """Of a model that may not be loaded."""
         try:
-            return self._new(model).model_id()
+            return self._copy(model, ORIGINAL).model_id()
         except Exception:  # its handler cannot be made: the error of its load says why
             return None
 
@@ -52,16 +71,40 @@ class Residents:
     def unload(self, model: Hashable) -> None:
         """Let go of it. Nobody uses it."""
         self._copies.pop(model, None)
+        if self._refresher is not None:
+            self._refresher.remove(str(model))
 
     def close(self) -> None:
+        if self._refresher is not None:
+            self._refresher.close()
         if self._slow is not None:
             self._slow.close()
 
-    def _new(self, model: Hashable) -> ModelCopy:
+    def _new(self, model: Hashable) -> Resident:
+        if self._refreshing is None or self._refresher is None:
+            return self._copy(model, ORIGINAL)
+        from penstock.inference.refreshed_model import RefreshedModel
+
+        name = "" if model is None else str(model)
+        fixed = self._refreshing.prepares_alike
+        refresh, make = self._refreshing.refresh, lambda version: self._copy(model, version)
+        return RefreshedModel(name, make, refresh, self._refresher, prepares_alike=fixed)
+
+    def _copy(self, model: Hashable, version: Version) -> ModelCopy:
+        """A version of a model, which is not loaded."""
         handler = self._handler
         if model is not None:
             assert isinstance(handler, ModelsByKey)
             handler = handler.handler_of(str(model))
+        if version.path:
+            handler = at_path(handler, version.path)
         buckets = BatchLimits.of(handler.batch_elements_kwargs(), handler.new_shapes_cost()).size_buckets
-        many = model is not None
-        return ModelCopy(self._step, handler, buckets, slow=self._slow, prepared=self._prepared, one_of_many=many)
+        many = model is not None or self._refreshing is not None
+        how = {"slow": self._slow, "prepared": self._prepared, "one_of_many": many, "model_id": version.model_id}
+        return ModelCopy(self._step, handler, buckets, **how)  # type: ignore[arg-type]
+
+
+def _refresher(refreshing: Refreshing, resized: Callable[[str, int], None] | None) -> Refresher:
+    from penstock.inference.refresher import Refresher
+
+    return Refresher(refreshing, resized)

@@ -13,6 +13,7 @@ from penstock.blocks import Block
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.refresh import Refreshing
 from penstock.inference.residents import Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.spec import InferenceSpec
@@ -27,16 +28,24 @@ from penstock.transport.interpreters import thread_variables
 class ServedModel:
     """What a host runs: the copy of a model, or copies of some of many, asked for whole batches."""
 
-    def __init__(self, step: str, handler: ModelHandler[Any, Any, Any], watched: bool = False) -> None:
+    def __init__(
+        self,
+        step: str,
+        handler: ModelHandler[Any, Any, Any],
+        watched: bool = False,
+        refreshing: Refreshing | None = None,
+    ) -> None:
         self.step = step
         self.many = isinstance(handler, ModelsByKey)
         self._handler = handler
         self._watched = watched
+        self._refreshing = refreshing
         self.device_bytes: int | None = None
         self._batches = 0
 
-    def open(self) -> None:
-        self._residents = Residents(self.step, self._handler, watched=self._watched, prepared=True)
+    def open(self, resized: Callable[[str, int], None]) -> None:
+        told: dict[str, Any] = {"refreshing": self._refreshing, "resized": resized if self.many else None}
+        self._residents = Residents(self.step, self._handler, watched=self._watched, prepared=True, **told)
         if self._handler.prepares_ahead():
             QUICK_TURNS.begin()
         if isinstance(self._handler, ModelsByKey) and self._handler.budget.bytes is None:
@@ -58,10 +67,11 @@ class ServedModel:
         final: bool,
         read_again: Callable[[], Block],
     ) -> Outcome:
-        args, step, handling, retry = how
+        args, step, handling, retry, prepared = how
         copy = self._residents.copy(model)
         copy.announce(calling)
-        outcome = copy.outcomes(batch, args, step, handling, retry, holds_back=not final, read_again=read_again)
+        options: dict[str, Any] = {"holds_back": not final, "read_again": read_again, "prepared": prepared}
+        outcome = copy.outcomes(batch, args, step, handling, retry, **options)
         size = None if self._batches % BYTES_SAMPLED_EVERY else copy.byte_size(batch)
         self._batches += 1
         return outcome._replace(size=size)
@@ -69,7 +79,7 @@ class ServedModel:
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;
         None if no answer by itself is to blame, or such errors are not handled."""
-        _, step, handling, _ = how
+        _, step, handling, *_ = how
         if handling is None or not isinstance(outcome.answers, list):
             return None
         failed = not_packed(outcome.answers, handling, step, outcome.model_id)
@@ -79,13 +89,14 @@ class ServedModel:
         return outcome._replace(answers=answers, failures={**outcome.failures, **failed})
 
 
-def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> HostSpec:
-    """What a host of this model is told."""
+def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> HostSpec:
+    """What a host of this model is told; `key`: of its session."""
     handler = spec.handler
+    refreshing = spec.refreshing(key, around, place.copies)
     many = handler if isinstance(handler, ModelsByKey) else None
     return HostSpec(
         name=step,
-        program=cloudpickle.dumps(ServedModel(step, handler, place.timeout is None), protocol=5),
+        program=cloudpickle.dumps(ServedModel(step, handler, place.timeout is None, refreshing), protocol=5),
         limits=_without_functions(spec.limits),
         budget=None if many is None else many.budget_or_default()._replace(of_each=bool(place.devices)),
         own_limits={} if many is None else _own_limits(many),
@@ -96,16 +107,16 @@ def host_spec(step: str, spec: InferenceSpec, place: Place, around: Surroundings
         retry_safe=handler.retry_safe,
         timeout=place.timeout,
         load_timeout=around.load_timeout,
-        variables=_variables(handler, max(1, around.cores // place.copies)),
+        variables=_variables(spec, max(1, around.cores // place.copies)),
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
     )
 
 
-def _variables(handler: ModelHandler[Any, Any, Any], cores: int) -> dict[str, str]:
+def _variables(spec: InferenceSpec, cores: int) -> dict[str, str]:
     """For the processes that hold the model. Those that load one after the other, in threads, use memory that one thread has
     freed in another: glibc keeps it for each thread otherwise."""
-    many = {"MALLOC_ARENA_MAX": "1"} if isinstance(handler, ModelsByKey) else {}
-    return {**many, **thread_variables(cores), **variables_of(handler)}
+    several = {"MALLOC_ARENA_MAX": "1"} if spec.by_key is not None or spec.refresh is not None else {}
+    return {**several, **thread_variables(cores), **variables_of(spec.handler)}
 
 
 def _without_functions(limits: BatchLimits) -> BatchLimits:

@@ -25,9 +25,9 @@ from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.lane import Caller, LocalLane, Request, settle
-from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
+from penstock.inference.model import BYTES_SAMPLED_EVERY
 from penstock.inference.preparing import Tools
-from penstock.inference.residents import Residents
+from penstock.inference.residents import Resident, Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.session_models import ManyModels, OneModel
 from penstock.inference.shared import Shared
@@ -64,7 +64,7 @@ class Sessions(Shared):
 
     def open(self, step: str, spec: InferenceSpec) -> InferenceSession | HostedSession:
         """The session of a step, or of all steps that share its model: here, or in a host."""
-        key = f"model {spec.model_identifier}" if spec.model_identifier else f"step {step}"
+        key = spec.session_key(step)
         with self.changed:
             if self._closed:
                 raise EngineError(f"step {step!r}: the run has ended")
@@ -108,7 +108,9 @@ class InferenceSession:
         in_worker = (
             bool(owner.around.folder) and not owner.around.in_process
         )  # elsewhere a single caller has no other thread
-        self._residents = Residents(step, self.handler, watched=in_worker)
+        self._residents = Residents(
+            step, self.handler, watched=in_worker, refreshing=spec.refreshing(key, owner.around), resized=self._resized
+        )
         self._in_turn = self.handler.prepares_ahead()
         self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
         self._running = 0
@@ -153,10 +155,14 @@ class InferenceSession:
         if self._moved is not None:
             self._moved.close(wait=wait)
 
+    def _resized(self, model: str, size: int) -> None:
+        with self._changed:
+            self._models.resized(model, size)
+
     # Where the model is.
 
     @property
-    def _model(self) -> ModelCopy:
+    def _model(self) -> Resident:
         """The only one."""
         return self._residents.copy(None)
 
@@ -295,7 +301,8 @@ class InferenceSession:
             request = spans[0].entry.item
             self._owner.native_threads.limit_this_thread()
             how = request.args, request.lane.step, request.lane.handling, request.lane.retry
-            outcomes = [copy.outcomes(_rows_of(batch), *how) for batch in batches]
+            prepared = request.ticket.prepared
+            outcomes = [copy.outcomes(_rows_of(batch), *how, prepared=prepared) for batch in batches]
             ended = time.perf_counter()
             size = self._sampled_size(copy, batches)
         except PenstockError as exc:
@@ -328,7 +335,7 @@ class InferenceSession:
             self._measures.ran(batch, seconds, size=size, failed=failed, out_of_memory=too_large, times=times)
             size = None
 
-    def _sampled_size(self, copy: ModelCopy, batches: list[list[Span[Request]]]) -> int | None:
+    def _sampled_size(self, copy: Resident, batches: list[list[Span[Request]]]) -> int | None:
         """The bytes of one of them, if it is time for that."""
         before, self._batches = self._batches, self._batches + len(batches)
         is_due = -(-before // BYTES_SAMPLED_EVERY) < -(-self._batches // BYTES_SAMPLED_EVERY)

@@ -15,9 +15,8 @@ from penstock.batching.entry import Entry, Span
 from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
-from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
-from penstock.inference.residents import Residents
+from penstock.inference.residents import Resident, Residents
 from penstock.inference.shared import Shared
 from penstock.models.freed_memory import FreedMemory
 from penstock.models.front import Front
@@ -45,7 +44,9 @@ class OneModel:
 
     def discard(self, lane: LocalLane) -> None: ...
 
-    def lease(self, model: Hashable) -> ModelCopy:
+    def resized(self, model: str, size: int) -> None: ...
+
+    def lease(self, model: Hashable) -> Resident:
         return self._residents.copy(model)
 
     def release(self, model: Hashable) -> None: ...
@@ -91,7 +92,11 @@ class ManyModels:
     def discard(self, lane: LocalLane) -> None:
         self._residency.discard(lane)
 
-    def lease(self, model: Hashable) -> ModelCopy:
+    def resized(self, model: str, size: int) -> None:
+        """A new version of it has taken the place of the old one."""
+        self._residency.resized(model, size)
+
+    def lease(self, model: Hashable) -> Resident:
         """A batch of it begins."""
         self._leases[model] += 1
         return self._residents.copy(model)

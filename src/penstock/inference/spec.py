@@ -22,8 +22,10 @@ from penstock.inference.handler import (
 from penstock.inference.handler_checks import check_copies
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.path import RowPath
+from penstock.inference.refresh import Refresh, Refreshing, check_can_change
 from penstock.models.memory import named_gpus
-from penstock.models.place import Wishes
+from penstock.models.place import Surroundings, Wishes
+from penstock.models.rendezvous import run_folder
 from penstock.retry import Retry
 
 
@@ -39,6 +41,7 @@ class InferenceSpec:
     model_identifier: str | None = None  # those with the same one share a model
     handling: Handling | None = None  # None: an error ends the run
     retry: Retry | None = None
+    refresh: Refresh | None = None  # the model may be replaced while it is used
     fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
     id: str = field(default_factory=lambda: secrets.token_hex(8))  # names its model host, where no run has a folder for them
 
@@ -52,6 +55,7 @@ class InferenceSpec:
         model_identifier: str | None = None,
         handling: Handling | None = None,
         retry: Retry | None = None,
+        refresh: Refresh | None = None,
     ) -> InferenceSpec:
         """What a handler says, checked, with the user's own settings."""
         path = RowPath.of(handler)
@@ -59,6 +63,8 @@ class InferenceSpec:
         check_copies(inner.model_copies())
         _check_run_inference(inner)
         inner.validate_inference_args(inference_args)
+        if refresh is not None:
+            check_can_change(inner)
         limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
         if limits.max_padded_cost is not None and not inner.measures_length():
             raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
@@ -71,7 +77,29 @@ class InferenceSpec:
             model_identifier=model_identifier,
             handling=handling,
             retry=retry,
+            refresh=refresh,
         )
+
+    def session_key(self, step: str) -> str:
+        """Names the session of a step, or of all steps that share its model."""
+        return f"model {self.model_identifier}" if self.model_identifier else f"step {step}"
+
+    def refreshing(self, key: str, around: Surroundings, copies: int | None = None) -> Refreshing | None:
+        """How the models of a session change, if they do. copies: of a host; None: they are in the workers."""
+        if self.refresh is None:
+            return None
+        isolated = self.handling is not None and self.handling.isolated
+        return Refreshing(
+            self.folder(around),
+            key,
+            self.refresh,
+            holders=around.workers if copies is None else copies,
+            prepares_alike=self.handler.prepares() and (isolated or self.by_key is not None),
+        )
+
+    def folder(self, around: Surroundings) -> str:
+        """Where processes that hold the model meet."""
+        return around.folder or run_folder(self.id)
 
     @property
     def handler(self) -> ModelHandler[Any, Any, Any]:
@@ -141,6 +169,11 @@ def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
                 f"steps {other!r} and {label!r} have the model_identifier {step.model_identifier!r}, but their handlers "
                 "differ; give both the same handler, or each an identifier of its own"
             )
+        if not _same_refresh(steps[other].refresh, step.refresh):
+            raise UsageError(
+                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not how it changes while the "
+                "run goes on; give both the same settings, or each a model of its own"
+            )
         if _guards(steps[other]) != _guards(step):
             raise UsageError(
                 f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not their timeout= and "
@@ -152,6 +185,10 @@ def _same_model(one: InferenceSpec, other: InferenceSpec) -> bool:
     if one.by_key is not None and other.by_key is not None:
         return one.by_key.same_models(other.by_key)
     return describes_same_model(one.handler, other.handler)
+
+
+def _same_refresh(one: Refresh | None, other: Refresh | None) -> bool:
+    return one is other or (one is not None and one.same(other))
 
 
 def _guards(step: InferenceSpec) -> tuple[float | None, bool]:

@@ -21,6 +21,7 @@ from penstock.inference.models_by_key import WINDOW
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparers, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
+from penstock.inference.version_preparing import VersionPreparer
 from penstock.models.place import Surroundings, choose_place
 
 
@@ -57,6 +58,9 @@ def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Ca
     if not handler.prepares():
         return Preparers(None)
     if handling is None or not handling.isolated:
+        if models is None and spec.refresh is not None:
+            changing = VersionPreparer(spec, guard, sessions.tools, sessions.around)
+            return Preparers(changing, change=changing.change)
         if models is None:
             return Preparers(ThreadPreparer(handler, sessions.tools, guard))
         return Preparers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,13 +25,34 @@ class Ticket:
     A row that failed has a failure instead of an answer."""
 
     __slots__ = (
-        *("block", "error", "failures", "gathering", "missing", "model_id", "other_ids", "parts", "sizes", "step"),
+        *(
+            "block",
+            "error",
+            "failures",
+            "gathering",
+            "missing",
+            "model_id",
+            "other_ids",
+            "parts",
+            "prepared",
+            "sizes",
+            "stale",
+            "step",
+        ),
         *("_listed", "_pieces", "_rows"),
     )
 
-    def __init__(self, block: Block, sizes: Sequence[int] | None = None, parts: Sequence[Part] | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        sizes: Sequence[int] | None = None,
+        parts: Sequence[Part] | None = None,
+        prepared: str | None = None,
+    ) -> None:
         self.block = block  # what the model is given
         self.parts = parts  # of several models, whose rows these are, one after the other; None: of one
+        self.prepared = prepared  # with what the rows were, where the model and that may change
+        self.stale: int | None = None  # some rows are to be prepared again, for the version of this number
         self.sizes = sizes  # bytes of each row as it came, where batches are formed by them
         self.step = ""  # whose rows they are: its lane says so when it takes them
         self.missing = self._rows = row_count(block)
@@ -78,6 +100,7 @@ class Ticket:
             self.missing = self._rows
             self._pieces, self._listed = [], None
             self.failures = {}
+            self.stale = None
 
     def answers(self) -> Any:
         """The answers of a settled ticket, one for each row; of a row that failed None, or anything in an array."""
@@ -97,6 +120,11 @@ class Ticket:
                 self._listed[at] = answer
         return self._listed
 
+    def model_ids(self, positions: Sequence[int]) -> dict[str | None, int]:
+        """How many of these rows each model has answered."""
+        others = Counter(self.other_ids[at] for at in positions if at in self.other_ids)
+        return {self.model_id: len(positions) - others.total(), **others}
+
     def _note_model(self, positions: Sequence[int], model_id: str | None) -> None:
         if self.model_id is None:
             self.model_id = model_id
@@ -107,6 +135,12 @@ class Ticket:
 def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]]) -> None:
     """Give the answers and the failures of one batch to the tickets whose rows were in it; None: nobody wants these."""
     at = 0
+    if outcome.stale is not None:
+        for ticket, start, stop in pieces:
+            if ticket is not None:
+                ticket.stale = outcome.stale
+                ticket.missing -= stop - start
+        return
     if type(outcome.answers) is list and not outcome.failures and not outcome.wrapped:
         for ticket, start, stop in pieces:  # of rows of like length, each comes from elsewhere
             end = at + stop - start

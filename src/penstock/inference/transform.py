@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,8 +13,10 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.keyed import KeyedModelHandler
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
+from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec
-from penstock.pipeline.graph import MAIN, Outputs, PCollection, PTransform, add_step, single
+from penstock.io.file_pattern import WatchFilePattern
+from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
 from penstock.pipeline.traits import Traits
@@ -40,14 +42,38 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         inference_args: Mapping[str, Any] | None = None,
         metrics_namespace: str | None = None,
         *,
+        model_metadata_pcoll: PCollection[Any] | None = None,
+        watch_model_pattern: str | None = None,
         model_identifier: str | None = None,
+        validate: Callable[[Any, Any], Any] | None = None,
+        golden_rows: Any = None,
+        canary: float | None = None,
+        canary_rows: int | None = None,
+        max_error_rate: float | None = None,
+        compare: Callable[[Any, Any], Any] | None = None,
     ) -> None:
+        """A model that changes while the pipeline runs: watch_model_pattern names its files, of which the newest is used;
+        or model_metadata_pcoll gives its versions, as ModelMetadata. Before a new version is in service, validate(model,
+        golden_rows) must not return False or raise; and with canary=0.05 it gets that share of the rows first, until it has
+        had `canary_rows` (1,000) of them. It is rolled back if it fails for more than the share `max_error_rate` (0) of
+        them, or if compare(old_answer, new_answer) says that answers are not alike."""
         if not isinstance(model_handler, ModelHandler):
             hint = (
                 f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
             )
             raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
-        self.spec = InferenceSpec.of(model_handler, inference_args, metrics_namespace, model_identifier=model_identifier)
+        self._metadata = _versions_in(model_metadata_pcoll, watch_model_pattern)
+        settings: dict[str, Any] = {"validate": validate, "golden_rows": golden_rows, "compare": compare}
+        settings |= {"canary": canary, "canary_rows": canary_rows, "max_error_rate": max_error_rate}
+        refresh = None
+        if self._metadata is not None:
+            refresh = Refresh.of(**settings)
+        elif names := [name for name, value in settings.items() if value is not None]:
+            hint = "give watch_model_pattern= or model_metadata_pcoll="
+            raise UsageError(f"RunInference({names[0]}=...) is for a model that changes: {hint}")
+        self.spec = InferenceSpec.of(
+            model_handler, inference_args, metrics_namespace, model_identifier=model_identifier, refresh=refresh
+        )
         self.hints = resource_hints(**self.spec.handler.get_resource_hints())
 
     @property
@@ -102,7 +128,16 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         )
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
-        return single(self, pcoll)
+        return self.add_to(pcoll).outputs[MAIN]
+
+    def add_to(self, pcoll: PCollection[T], tags: Sequence[str] = (MAIN,)) -> Node:
+        """Add this step behind a collection, with what gives its model's versions beside it."""
+        metadata = self._metadata
+        if isinstance(metadata, str) and isinstance(pcoll, PCollection):
+            metadata = pcoll.pipeline | WatchFilePattern(metadata)
+        step = copy.copy(self)
+        step._metadata = None  # it is the graph's: what is sent to workers has no part of it
+        return add_step(step, pcoll, tags, None if isinstance(metadata, str) else metadata)
 
     def default_label(self) -> str:
         kind = KeyedModelHandler if self.spec.by_key is not None else type(self.spec.handler)
@@ -149,8 +184,22 @@ class HandledInference(PTransform[PCollection[T], tuple[PCollection[U], Inferenc
 
     def expand(self, pcoll: PCollection[T]) -> tuple[PCollection[U], InferenceFailures]:
         path = self.inference.spec.path
-        made = add_step(self.inference, pcoll, (MAIN, *path.failure_tags())).outputs
+        made = self.inference.add_to(pcoll, (MAIN, *path.failure_tags())).outputs
         return made[MAIN], InferenceFailures(made, path)
 
     def default_label(self) -> str:
         return self.inference.default_label()
+
+
+def _versions_in(pcoll: PCollection[Any] | None, pattern: str | None) -> PCollection[Any] | str | None:
+    """Where new versions of a model come from, as the user says it."""
+    if pcoll is not None and pattern is not None:
+        raise UsageError(
+            "give watch_model_pattern= or model_metadata_pcoll=, not both: each says where new models come from"
+        )
+    if pcoll is not None and not isinstance(pcoll, PCollection):
+        hint = "a PCollection of ModelMetadata, such as pipeline | ps.WatchFilePattern(...)"
+        raise UsageError(f"model_metadata_pcoll={pcoll!r}: expected {hint}")
+    if pattern is not None and (not isinstance(pattern, str) or not pattern):
+        raise UsageError(f"watch_model_pattern={pattern!r}: expected the pattern of model files, such as 'models/*.pt'")
+    return pcoll if pattern is None else pattern

@@ -24,6 +24,7 @@ from penstock.journal.digests import Digests
 from penstock.journal.journal import Journal
 from penstock.journal.resuming import refuse_changed_input
 from penstock.journal.values import checked_json
+from penstock.observe.refreshes import RefreshEvent
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
@@ -109,6 +110,11 @@ class SplitBySplit(Outputs):
         self._journal.prepare(splits)
         if not self._hold:
             self._publish((split, parts) for split, _, parts in splits)
+
+    def refreshed(self, events: Sequence[RefreshEvent]) -> None:
+        if events:
+            before = self._journal.fact("refreshes") or []
+            self._journal.set_facts({"refreshes": [*before, *(event._asdict() for event in events)]})
 
     def check(self) -> None:
         self._session.check_files()

@@ -64,6 +64,7 @@ def make_manifest(journal: Journal) -> dict[str, Any]:
         "metrics": total.metrics.by_step(),
         "inputs": _files(journal, "input"),
         "models": _files(journal, "model"),
+        "model_versions": _versions(journal),
         "outputs": [{"sink": name, "parts": published.get(place, [])} for place, name in enumerate(sinks)],
         "pipeline": (journal.fact("explained") or "").splitlines(),
         **(journal.fact("environment") or {}),
@@ -136,6 +137,18 @@ def _files(journal: Journal, role: str) -> list[dict[str, Any]]:
         for owner, files in journal.files(role).items()
         for file, digest in files.values()
     ]
+
+
+def _versions(journal: Journal) -> dict[str, Any]:
+    """Of models that change while the run goes on: what became of versions, and which has answered which splits."""
+    answered: dict[tuple[str, str], dict[str, Any]] = {}
+    for split, step, model_id, rows in journal.splits.answered():
+        told = {"step": step, "model_id": without_secrets(model_id), "rows": 0, "splits": []}
+        each = answered.setdefault((step, model_id), told)
+        each["rows"] += rows
+        each["splits"].append(list(split))
+    events = [{**each, "at": _instant(each["at"])} for each in journal.fact("refreshes") or ()]
+    return {"events": events, "answered": list(answered.values())}
 
 
 def _session(session: dict[str, Any]) -> dict[str, Any]:

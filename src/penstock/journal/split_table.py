@@ -44,6 +44,15 @@ class SplitTable:
             total.add(SplitResult.from_json(json.loads(told)))
         return total
 
+    def answered(self) -> list[tuple[SplitId, str, str, int]]:
+        """Of models that change: which has answered how many rows of which split, by step and model_id."""
+        found = self._db.query("SELECT source, number, result FROM splits WHERE state != 'open' ORDER BY source, number")
+        return [
+            (SplitId(source, number), step, model_id, rows)
+            for source, number, told in found
+            for step, _, model_id, rows in json.loads(told)["metrics"].get("answered", ())
+        ]
+
     def prepared(self) -> list[tuple[SplitId, list[PreparedPart]]]:
         """The splits that are prepared and not done, with their parts."""
         return self._with_parts("state = 'prepared'")

@@ -18,6 +18,7 @@ from penstock.run.setup import Job, list_inputs
 def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
     """A run of the graph on this site; with `run_dir`, of what is left of it."""
     job = Job(graph, options, site)
+    _check_refresh(job)
     if not job.journaled:
         return Run(job)
     if graph.collect:
@@ -33,7 +34,17 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
 
 def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
     job = Job(graph, options, site)
+    _check_refresh(job)
     return explain(job, run_size(job.plan, (each.source for each in _inputs(job))))
+
+
+def _check_refresh(job: Job) -> None:
+    if job.options.deterministic and job.graph.branches:
+        steps = ", ".join(repr(node.label) for node in job.graph.branches)
+        raise UsageError(
+            f"deterministic=True, and a model that changes while the run goes on (step {steps}), exclude each other: leave "
+            "out one of both"
+        )
 
 
 def _inputs(job: Job) -> list[Input]:

@@ -46,6 +46,7 @@ from penstock.models.messages import (
     Ran,
     Ready,
     Refused,
+    Resized,
     Run,
     Shutdown,
     Started,
@@ -232,6 +233,9 @@ class Broker:
                 self._load_failed(model, message)
             elif isinstance(message, Ready):
                 self._dispatch.loaded(model.copy, message.device_bytes)
+            elif isinstance(message, Resized):
+                assert self._dispatch.keyed is not None
+                self._dispatch.keyed.resized(message.model, message.bytes)
             elif isinstance(message, Leaks):
                 assert self._dispatch.keyed is not None
                 self._dispatch.keyed.leaks(model.copy, message)
@@ -278,7 +282,7 @@ class Broker:
             batch = self._dispatch.ended(model.copy, message.batch, now, failed)
         if batch is None:
             return
-        if not message.again:
+        if not message.again and message.stale is None:
             calls, too_large = message.calls, message.out_of_memory
             front, copy = self._dispatch.fronts.of(model.copy)
             front.ran(
@@ -297,7 +301,7 @@ class Broker:
             self._lent.owns(payload, model)
         for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
-            sent = Answers(pieces, payload, failures, message.model_id, message.wrapped)
+            sent = Answers(pieces, payload, failures, message.model_id, message.wrapped, message.stale)
             if isinstance(payload, SegmentRef):
                 client.line.send(sent._replace(payload=payload._replace(at=0)), [fds[payload.at]])
             else:

@@ -72,6 +72,11 @@ class KeyedModels(Copies):
             self.residency.loaded(model, size, seconds)
             self._stale = True
 
+    def resized(self, model: str, size: int) -> None:
+        """A new version of it has taken the place of the old one."""
+        self.residency.resized(model, size)
+        self._stale = True
+
     def load_failed(self, copy: int, failed: LoadFailed) -> str | None:
         """What to tell people, if it is tried again."""
         model = failed.model

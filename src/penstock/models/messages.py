@@ -119,6 +119,7 @@ class Answers(NamedTuple):
     failures: Any  # by position among these rows; None for a row that runs again, and is answered later
     model_id: str | None  # of the model that gave them
     wrapped: bool  # each is to be a PredictionResult of its row, by this model
+    stale: int | None = None  # there are none: the rows are to be prepared again, for the version of this number
 
 
 class Broken(NamedTuple):
@@ -190,6 +191,13 @@ class Loaded(NamedTuple):
     model: str | None = None  # which one, of many
 
 
+class Resized(NamedTuple):
+    """A new version of one of many models has taken the place of the old one."""
+
+    model: str
+    bytes: int
+
+
 class LoadFailed(NamedTuple):
     error: ErrorReport
     model: str | None = None
@@ -220,6 +228,7 @@ class Ran(NamedTuple):
     size: int | None  # bytes of the batch, if they were counted
     again: list[int] = []  # rows that did not fit alone; all: there are no answers
     device_seconds: float | None = None  # that its device was at work, if that is known
+    stale: int | None = None  # as in Answers
 
 
 class Raised(NamedTuple):

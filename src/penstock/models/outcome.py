@@ -25,6 +25,7 @@ class Outcome(NamedTuple):
     out_of_memory: int | None = None  # the least number of rows that did not fit, if any did not
     size: int | None = None  # bytes of the batch, if they were counted
     device_seconds: float | None = None  # that its device was at work, if that is known
+    stale: int | None = None  # nothing was called: the rows are to be prepared again, for the version of this number
 
 
 def in_one(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -33,8 +34,16 @@ def in_one(outcomes: Sequence[Outcome]) -> Outcome | None:
     if len(outcomes) == 1:
         return first
     for each in outcomes:
-        answers, failures, calls, again, model_id, wrapped, out_of_memory, *_ = each
-        if type(answers) is not list or failures or calls != 1 or again or wrapped or out_of_memory is not None:
+        answers, failures, calls, again, model_id, wrapped, out_of_memory, *_, stale = each
+        if (
+            stale is not None
+            or type(answers) is not list
+            or failures
+            or calls != 1
+            or again
+            or wrapped
+            or out_of_memory is not None
+        ):
             return None
         if model_id != first.model_id:
             return None

@@ -189,6 +189,13 @@ class Residency(Generic[T]):
             self.uses[model].failed += len(loading) == 1 and not beside
         return loading
 
+    def resized(self, model: Model, size: int) -> None:
+        """A model that is loaded takes another number of bytes now."""
+        held = self._held.get(model)
+        if held is not None and not held.loading:
+            self._bytes[held.copy] += size - held.bytes
+            held.bytes = self.uses[model].bytes = size
+
     def put_first(self, model: Model) -> None:
         """If rows wait for it, it is loaded before others."""
         if model in self._absent:

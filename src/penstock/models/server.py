@@ -39,6 +39,7 @@ from penstock.models.messages import (
     Raised,
     Ran,
     Ready,
+    Resized,
     Run,
     Unload,
 )
@@ -57,8 +58,9 @@ MOST_SEGMENTS = 200  # in a message: each has a descriptor
 class Served(Protocol):
     """What a host holds: it arrives pickled, and is all of the user's that a host runs."""
 
-    def open(self) -> None:
-        """Called once, before anything else, in the process that the models will be in."""
+    def open(self, resized: Callable[[str, int], None]) -> None:
+        """Called once, before anything else, in the process that the models will be in. resized(model, bytes): to be told
+        of one of many models that a new version has taken its place."""
 
     def load(self, model: str | None) -> tuple[float, int, str | None]:
         """Load a model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
@@ -142,7 +144,7 @@ class _Server:
         try:
             served: Served = load_pickle(program)
             self._step = served.step
-            served.open()
+            served.open(lambda model, size: self._send(Resized(model, size)))
             loaded = Ready(served.device_bytes) if served.many else Loaded(*served.load(None))
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
@@ -311,6 +313,7 @@ def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], out
         outcome.size,
         list(outcome.again),
         outcome.device_seconds,
+        outcome.stale,
     )
 
 

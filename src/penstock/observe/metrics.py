@@ -67,6 +67,7 @@ class Metrics:
     distributions: dict[MetricKey, Distribution] = field(default_factory=dict)
     notes: dict[MetricKey, str] = field(default_factory=dict)  # the newest words on something that was found
     models: dict[MetricKey, ModelUse] = field(default_factory=dict)  # by name, where a step has many
+    answered: dict[MetricKey, int] = field(default_factory=dict)  # rows by model_id, where a step's model changes
 
     def count(self, key: MetricKey, n: int = 1) -> None:
         self.counters[key] = self.counters.get(key, 0) + n
@@ -84,6 +85,13 @@ class Metrics:
         """What a model has cost besides."""
         self.models.setdefault(key, ModelUse()).add(use)
 
+    def answered_by(self, step: str, namespace: str, rows: Mapping[str | None, int]) -> None:
+        """Rows that models of these ids have answered."""
+        for model_id, count in rows.items():
+            if count:
+                key = MetricKey(step, namespace, str(model_id))
+                self.answered[key] = self.answered.get(key, 0) + count
+
     def merge(self, other: Metrics) -> None:
         for key, n in other.counters.items():
             self.count(key, n)
@@ -92,12 +100,15 @@ class Metrics:
         self.notes.update(other.notes)
         for key, use in other.models.items():
             self.used(key, use)
+        for key, rows in other.answered.items():
+            self.answered[key] = self.answered.get(key, 0) + rows
 
     def drain(self) -> Metrics:
         """What was recorded since the last drain."""
-        drained = Metrics(dict(self.counters), dict(self.distributions), dict(self.notes), dict(self.models))
-        for kept in (self.counters, self.distributions, self.notes, self.models):
-            kept.clear()
+        kept: list[dict[Any, Any]] = [self.counters, self.distributions, self.notes, self.models, self.answered]
+        drained = Metrics(*map(dict, kept))
+        for each in kept:
+            each.clear()
         return drained
 
     def renamed(self, names: Mapping[str, str]) -> Metrics:
@@ -111,6 +122,7 @@ class Metrics:
             {renamed(key): distribution for key, distribution in self.distributions.items()},
             {renamed(key): note for key, note in self.notes.items()},
             {renamed(key): use for key, use in self.models.items()},
+            {renamed(key): rows for key, rows in self.answered.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,6 +132,7 @@ class Metrics:
             "distributions": [[*key, d.count, d.sum, d.min, d.max] for key, d in self.distributions.items() if d.count],
             "notes": [[*key, note] for key, note in self.notes.items()],
             "models": [[*key, u.bytes, u.loads, u.unloads, u.hits, u.seconds] for key, u in self.models.items()],
+            "answered": [[*key, rows] for key, rows in self.answered.items()],
         }
 
     @classmethod
@@ -129,6 +142,7 @@ class Metrics:
             {MetricKey(*each[:3]): Distribution(*each[3:]) for each in told["distributions"]},
             {MetricKey(*key): note for *key, note in told["notes"]},
             {MetricKey(*each[:3]): ModelUse(*each[3:]) for each in told.get("models", ())},
+            {MetricKey(*key): rows for *key, rows in told.get("answered", ())},
         )
 
     def by_step(self) -> dict[str, dict[str, Any]]:

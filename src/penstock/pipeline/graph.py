@@ -87,6 +87,7 @@ class Node:
     inputs: tuple[PCollection[Any], ...]
     hints: ResourceHints
     outputs: dict[str, PCollection[Any]] = field(default_factory=dict)
+    metadata: PCollection[Any] | None = None  # new versions of its model: a run looks at them while rows go through it
 
     @property
     def traits(self) -> Traits:
@@ -148,14 +149,19 @@ def single(transform: PTransform[Any, Any], pcoll: PCollection[Any]) -> PCollect
     return add_step(transform, pcoll).outputs[MAIN]
 
 
-def add_step(transform: PTransform[Any, Any], pcoll: PCollection[Any], tags: Sequence[str] = (MAIN,)) -> Node:
+def add_step(
+    transform: PTransform[Any, Any],
+    pcoll: PCollection[Any],
+    tags: Sequence[str] = (MAIN,),
+    metadata: PCollection[Any] | None = None,
+) -> Node:
     """Add a primitive step with one input."""
     if not isinstance(pcoll, PCollection):
         raise GraphError(
             f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
             "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
         )
-    return pcoll.pipeline.add(transform, [pcoll], tags)
+    return pcoll.pipeline.add(transform, [pcoll], tags, metadata)
 
 
 def apply(transform: Any, left: Any) -> Any:

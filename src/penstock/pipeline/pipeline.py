@@ -58,9 +58,16 @@ class Engine(Protocol):
 class Graph:
     """The part of a pipeline that one run needs: nodes in an order where inputs come first."""
 
-    def __init__(self, nodes: Sequence[Node], collect: Sequence[PCollection[Any]] = ()) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        collect: Sequence[PCollection[Any]] = (),
+        branches: Mapping[Node, Graph] | None = None,
+    ) -> None:
+        """branches: what gives the new versions of a step's model, which are no part of the rows' own way."""
         self.nodes = tuple(nodes)
         self.collect = tuple(collect)
+        self.branches = branches or {}
         self._consumers: dict[PCollection[Any], list[tuple[Node, int]]] = {}
         for node in self.nodes:
             for position, pcoll in enumerate(node.inputs):
@@ -128,7 +135,7 @@ class Pipeline:
 
     def start(self) -> RunHandle:
         """Start a run of the whole pipeline and return its handle: wait(), stop() and progress()."""
-        return self._start(Graph(self._nodes))
+        return self._start(self._whole_graph())
 
     def collect(self, pcoll: PCollection[T]) -> list[T]:
         """Run what `pcoll` needs and return its rows, in order."""
@@ -141,7 +148,7 @@ class Pipeline:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
         is_used(self._mark)
         engine, options = self._resolve()
-        text = engine.explain(Graph(self._nodes), options)
+        text = engine.explain(self._whole_graph(), options)
         found = (
             [] if self.result is None else sorted(f"  {key.step}: {note}" for key, note in self.result.metrics.notes.items())
         )
@@ -162,7 +169,11 @@ class Pipeline:
             self._scope.pop()
 
     def add(
-        self, transform: PTransform[Any, Any], inputs: Sequence[PCollection[Any]], tags: Sequence[str] = (MAIN,)
+        self,
+        transform: PTransform[Any, Any],
+        inputs: Sequence[PCollection[Any]],
+        tags: Sequence[str] = (MAIN,),
+        metadata: PCollection[Any] | None = None,
     ) -> Node:
         """Add a primitive step; called from the expand() of transforms that an engine carries out itself."""
         for pcoll in inputs:
@@ -174,6 +185,7 @@ class Pipeline:
         label, hints = self._scope[-1]
         node = Node(len(self._nodes), label, transform, tuple(inputs), hints)
         node.outputs = {tag: PCollection(self, node, tag) for tag in tags}
+        node.metadata = metadata
         self._nodes.append(node)
         if not tags and not self.has_run:
             has_sink(self._mark, label)
@@ -183,10 +195,17 @@ class Pipeline:
         self._labels[label] += 1
         return label if self._labels[label] == 1 else f"{label}#{self._labels[label]}"
 
-    def _not_collected(self) -> list[Node]:
+    def _whole_graph(self) -> Graph:
+        return self._graph_for(self._leaves())
+
+    def _leaves(self) -> list[Node]:
+        """The steps that nothing follows; what only leads to the versions of a model is none of them."""
         consumed = {pcoll for node in self._nodes for pcoll in node.inputs}
-        leaves = [n for n in self._nodes if not any(p in consumed for p in n.outputs.values())]
-        return [n for n in leaves if not any(p in self._collected for p in n.outputs.values())]
+        consumed |= {node.metadata for node in self._nodes if node.metadata is not None}
+        return [n for n in self._nodes if not any(p in consumed for p in n.outputs.values())]
+
+    def _not_collected(self) -> list[Node]:
+        return [n for n in self._leaves() if not any(p in self._collected for p in n.outputs.values())]
 
     def _graph_for(self, ends: Sequence[Node], collect: Sequence[PCollection[Any]] = ()) -> Graph:
         needed: set[int] = set()
@@ -196,7 +215,10 @@ class Pipeline:
             if node.index not in needed:
                 needed.add(node.index)
                 waiting.extend(pcoll.producer for pcoll in node.inputs)
-        return Graph([node for node in self._nodes if node.index in needed], collect)
+        nodes = [node for node in self._nodes if node.index in needed]
+        versions = [(node, node.metadata) for node in nodes if node.metadata is not None]
+        branches = {node: self._graph_for([pcoll.producer], [pcoll]) for node, pcoll in versions}
+        return Graph(nodes, collect, branches)
 
     def _start(self, graph: Graph) -> RunHandle:
         if not graph.nodes:

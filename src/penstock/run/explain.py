@@ -132,6 +132,8 @@ def _details(step: Step, around: Surroundings) -> list[str]:
             parts.append(f"weight at most {limits.max_weight}")
         if limits.max_wait is not None:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
+    if spec.refresh is not None:
+        parts.append(spec.refresh.describe())
     if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return parts

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.observe.refreshes import RefreshEvent
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
 from penstock.run.accounting import check_published
@@ -37,6 +38,9 @@ class Outputs:
 
     def flush(self) -> None:
         """Workers have been given their work: time to make visible what may be."""
+
+    def refreshed(self, events: Sequence[RefreshEvent]) -> None:
+        """Models have changed, or did not: to be remembered with the run."""
 
     def check(self) -> None:
         """All is done. Raise if it must not count."""

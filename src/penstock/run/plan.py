@@ -57,6 +57,11 @@ class _Planner:
 
     def plan(self) -> Plan:
         for node in self.graph.nodes:
+            if node.traits.watches:
+                raise GraphError(
+                    f"step {node.label!r} watches for new models for as long as a run goes on, so nothing can be made "
+                    "of its rows but RunInference(..., model_metadata_pcoll=...)"
+                )
             if node.traits.source is not None:
                 stage = self._source_stage(node.hints)
                 stage.roots.append(self._grow(stage, node, ()))

@@ -11,18 +11,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import UsageError
+from penstock.errors import StoppedError, UsageError
 from penstock.observe.progress import Progress, StageProgress
 from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import rows_read, warnings
+from penstock.options import RunOptions
 from penstock.pipeline.graph import PCollection
-from penstock.pipeline.pipeline import engine_override
+from penstock.pipeline.pipeline import Graph, engine_override
 from penstock.run.accounting import check_counts, check_read
 from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd, Outputs
+from penstock.run.refreshing import ModelRefresh
 from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
 from penstock.run.signals import stoppable, uninterrupted
 from penstock.run.standing import Standing
@@ -115,14 +117,30 @@ class Run:
         layout, pools = setup.layout, setup.pools
         around = self._job.surroundings(pools, layout.run + layout.session)
         spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders())
+        refresh = ModelRefresh(self._job.graph, around, self._rows_of_branch, self.stop)
         with self._job.site.fleet(spec) as fleet:
-            self._coordinate(setup, fleet, outputs, tally)
+            try:
+                with refresh:
+                    self._coordinate(setup, fleet, outputs, tally, refresh)
+            except StoppedError as exc:
+                if refresh.error is not None:
+                    raise refresh.error from exc
+                raise
+            finally:
+                outputs.refreshed(refresh.take_events())
+        refresh.count_in(tally.metrics)
 
-    def _coordinate(self, setup: Setup, fleet: Fleet, outputs: Outputs, tally: Tally) -> None:
+    def _rows_of_branch(self, graph: Graph) -> list[Any]:
+        """What a branch of the pipeline gives that is run beside the run, in this process."""
+        run = Run(Job(graph, RunOptions(workers=0, progress=False), self._job.site))
+        run.wait()
+        return [row for rows in run.rows.values() for row in rows]
+
+    def _coordinate(self, setup: Setup, fleet: Fleet, outputs: Outputs, tally: Tally, refresh: ModelRefresh) -> None:
         wanted = self._job.options.progress
         shown = sys.stderr is not None and (sys.stderr.isatty() if wanted is None else wanted)
         painter = Progress(sys.stderr) if shown else None
-        watch = (lambda: painter.show(self.progress())) if painter else None
+        watch = (lambda: self._tell(painter, outputs, refresh)) if painter or self._job.graph.branches else None
         self._standing = Standing(setup, tally)
         self._coordinator = coordinator = Coordinator(setup, fleet, outputs, tally, watch)
         if self._stopped:
@@ -136,6 +154,13 @@ class Run:
             fleet.kill()
             coordinator.abandon()
             raise
+
+    def _tell(self, painter: Progress | None, outputs: Outputs, refresh: ModelRefresh) -> None:
+        """Between two events of the run."""
+        if painter is not None:
+            painter.show(self.progress())
+        if events := refresh.take_events():
+            outputs.refreshed(events)
 
 
 def _result(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.blocks import Block, row_count, rows_of
 from penstock.errors import RefusedError
-from penstock.inference.bundle_stream import InferenceStream, Made
+from penstock.inference.bundle_stream import InferenceStream
+from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec

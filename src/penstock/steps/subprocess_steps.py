@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 from penstock.blocks import rows_of
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.bundle_stream import InferenceStream, Made
+from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.handler import AnnouncingHandler
+from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec

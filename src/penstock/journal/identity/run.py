@@ -39,7 +39,10 @@ def describe_run(graph: Graph, plan: Plan) -> Identity:
         shape=tuple(_shape(graph, plan, names)),
         settings={names[node.label]: _settings_of(node.transform, digests) for node in graph.nodes},
         handlers={name: dict(_handler_settings(spec, digests)) for name, spec in models.items()},
-        model_files={name: tuple(map(str, spec.handler.model_files())) for name, spec in models.items()},
+        model_files={
+            name: tuple(map(str, spec.handler.model_files())) if spec.refresh is None else ()  # it is declared to change
+            for name, spec in models.items()
+        },
         files=files_of(digests.modules),  # last: the modules are known now
         arguments=None if script() is None else digest_of(*_arguments(sys.argv[1:])),
     )

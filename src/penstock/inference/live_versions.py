@@ -1,0 +1,142 @@
+"""A loaded version of a model, a batch that is called with one, and whether a new one is any good."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from penstock.answers import as_rows, bare
+from penstock.blocks import Block
+from penstock.errors import ModelLoadError
+from penstock.failures import Handling
+from penstock.inference.handler import ModelHandler
+from penstock.inference.model import ModelCopy
+from penstock.models.outcome import Outcome
+from penstock.models.versions import Version, Wanted
+from penstock.retry import Retry
+from penstock.rows import let_through, safe_str
+
+ANY_ERROR = Handling()
+
+
+class Live:
+    """A version that is loaded here."""
+
+    __slots__ = ("copy", "leases", "prepared", "version")
+
+    def __init__(self, version: Version, copy: ModelCopy, prepared: str | None) -> None:
+        self.version = version
+        self.copy = copy
+        self.prepared = prepared  # with what its rows have to be; None: as they come
+        self.leases = 0  # batches that run on it
+
+
+class Followed(Protocol):
+    """A model that is told which versions are wanted, by one thread."""
+
+    name: str
+
+    def follow(self, wanted: Wanted) -> None:
+        """Something else is wanted now, maybe."""
+
+    def tidy(self) -> None:
+        """Now and then: free what nobody uses any more."""
+
+
+class Reports(Protocol):
+    """What is said of versions here, and asked about them elsewhere (inference/refresher.py)."""
+
+    def follow(self, model: Followed) -> None:
+        """It is loaded: tell it what is wanted, as that changes."""
+
+    def wanted(self, model: str) -> Wanted: ...
+
+    def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
+        """Why so many bytes do not fit beside what is there; None: they do."""
+
+    def served(self, model: str, live: Live, how: str) -> None: ...
+
+    def refused(self, model: str, version: Version, why: str) -> None: ...
+
+    def tried(self, model: str, version: Version, rows: int, errors: int) -> None: ...
+
+    def at_work(self, version: Version, what: str, rows: int = 0) -> AbstractContextManager[None]: ...
+
+    def deaths(self, version: Version, what: str) -> int: ...
+
+    def is_as_announced(self, version: Version) -> bool:
+        """Whether its files are still what they were when it was announced."""
+
+
+class Call(NamedTuple):
+    """A batch, and how it is called."""
+
+    batch: Block
+    args: Any
+    step: str
+    handling: Handling | None
+    retry: Retry | None
+    holds_back: bool
+    read_again: Callable[[], Block] | None
+
+    def on(self, live: Live) -> Outcome:
+        how = self.args, self.step, self.handling, self.retry
+        return live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again)
+
+    def for_another(self) -> Call:
+        """The rows as they were: a model may have changed those that it was given."""
+        return self if self.read_again is None else self._replace(batch=self.read_again())
+
+
+def prepared_with(handler: ModelHandler[Any, Any, Any], version: Version) -> str | None:
+    """Equal for versions that take rows which are prepared alike; None: as they come."""
+    if not handler.prepares():
+        return None
+    return handler.prepare_key() or f"version {version.number}"
+
+
+def tried(new: Live, call: Call) -> tuple[Outcome | None, str]:
+    """What a new version makes of a batch, errors included, and one of them; None: nothing."""
+    try:
+        made = call._replace(handling=ANY_ERROR, retry=None, holds_back=False).on(new)
+    except BaseException as exc:
+        let_through(exc)
+        return None, told_error(exc)
+    failure = next(iter(made.failures.values()), None)
+    return made, "" if failure is None else f"{failure.error_type}: {failure.message}"
+
+
+def differing(compare: Callable[[Any, Any], Any], old: Outcome, new: Outcome) -> tuple[set[int], str]:
+    """The rows whose answers are not alike, by the user's own function."""
+    found, why = set(), ""
+    pairs = zip(bare(as_rows(old.answers)), bare(as_rows(new.answers)), strict=True)
+    for at, (before, after) in enumerate(pairs):
+        if at in old.failures or at in new.failures:
+            continue
+        try:
+            alike = bool(compare(before, after))
+        except Exception as exc:
+            alike, why = False, f"compare= raised {told_error(exc)}"
+        if not alike:
+            found.add(at)
+    return found, why or "compare= says that answers differ"
+
+
+def free(live: Live) -> None:
+    """Let go of a model that nobody uses. Garbage is collected, which stops every thread, only if the model is in it."""
+    loaded = live.copy.loaded
+    try:
+        gone = None if loaded is None else weakref.ref(loaded.model)
+    except TypeError:  # a list or a dict
+        gone = None
+    del loaded
+    live.copy.let_go()
+    if gone is None or gone() is not None:
+        gc.collect()
+
+
+def told_error(exc: BaseException) -> str:
+    return safe_str(exc) if isinstance(exc, ModelLoadError) else f"{type(exc).__name__}: {safe_str(exc)}"

@@ -1,0 +1,96 @@
+"""How a model is replaced while the pipeline runs: how a new version is checked, and on how many rows it is tried."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.errors import UsageError
+from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import check_function
+from penstock.inference.models_by_key import ModelsByKey
+from penstock.models.versions import TrialRule
+
+CANARY_ROWS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Refresh:
+    """What a new version must pass before it is in service."""
+
+    validate: Callable[[Any, Any], Any] | None = None  # of the model and the golden rows; False, or an error: refused
+    golden_rows: Any = None
+    compare: Callable[[Any, Any], Any] | None = None  # of both answers to a row, the old one first; False: an error
+    rule: TrialRule | None = None  # None: it is in service as soon as it is loaded
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        validate: Callable[[Any, Any], Any] | None = None,
+        golden_rows: Any = None,
+        canary: float | None = None,
+        canary_rows: int | None = None,
+        max_error_rate: float | None = None,
+        compare: Callable[[Any, Any], Any] | None = None,
+    ) -> Refresh:
+        """The user's settings, checked."""
+        for name, function in [("validate=", validate), ("compare=", compare)]:
+            if function is not None:
+                check_function(name, function)
+        if golden_rows is not None and validate is None:
+            raise UsageError("golden_rows= are for validate=, a function of the model and these rows, which is missing")
+        if canary is None:
+            given = {"canary_rows": canary_rows, "max_error_rate": max_error_rate, "compare": compare}
+            if names := [name for name, value in given.items() if value is not None]:
+                raise UsageError(f"{names[0]}= is for a canary: give canary=, the share of rows that a new model gets first")
+            return cls(validate=validate, golden_rows=golden_rows)
+        _check_number("canary", canary, 0, 1, "the share of rows that a new model gets first, more than 0 and less than 1")
+        rate = 0.0 if max_error_rate is None else max_error_rate
+        if rate != 0:
+            _check_number("max_error_rate", rate, 0, 1, "the share of its rows that may fail, from 0 to less than 1")
+        rows = CANARY_ROWS if canary_rows is None else canary_rows
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+            raise UsageError(f"canary_rows={rows!r}: expected a whole number of rows, at least 1")
+        rule = TrialRule(share=float(canary), rows=rows, max_error_rate=float(rate))
+        return cls(validate=validate, golden_rows=golden_rows, compare=compare, rule=rule)
+
+    def same(self, other: Refresh | None) -> bool:
+        return other is not None and (self.validate, self.compare, self.rule) == (other.validate, other.compare, other.rule)
+
+    def describe(self) -> str:
+        told = "the model may change while the run goes on"
+        if self.validate is not None:
+            told += ", after a check"
+        if self.rule is not None:
+            told += f", after {self.rule.rows:,} rows of a canary of {self.rule.share:.3g}"
+        return told
+
+
+class Refreshing(NamedTuple):
+    """What a process that holds models of a step is told of how they change. It can be pickled."""
+
+    folder: str  # of the run
+    key: str  # of the session
+    refresh: Refresh
+    holders: int = 1  # processes on this machine that each hold a copy, and change at the same time
+    prepares_alike: bool = False  # how rows are prepared cannot change: versions that need that are refused
+
+
+def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
+    """UsageError for a handler that cannot be told another path."""
+    kinds = handler.kinds() if isinstance(handler, ModelsByKey) else [handler]
+    for kind in kinds:
+        if type(kind).update_model_path is ModelHandler.update_model_path:
+            raise UsageError(
+                f"{type(kind).__name__} cannot be told another path, so its model cannot change while a pipeline runs: "
+                "define update_model_path(self, model_path), which sets what load_model() loads"
+            )
+
+
+def _check_number(name: str, given: object, above: float, below: float, expected: str) -> None:
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not is_number or not above < float(given) < below:  # type: ignore[arg-type]
+        raise UsageError(f"{name}={given!r}: expected {expected}")

@@ -1,0 +1,395 @@
+"""One model in this process that may be replaced while batches run: the version that answers, and one that has yet to prove
+itself beside it.
+
+    batches  -> outcomes(): the version in service; or a new one, with the old one behind it for what the new one fails
+    thread   -> follow(): loads what is wanted beside what is there; takes what nobody uses any more out of memory
+
+A version is never changed: whoever runs a batch holds a lease on one, and gives it back afterwards. A new version takes over
+when it has answered a batch: if it fails for every row of it, and the old one does not, it is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.blocks import Block, row_count
+from penstock.errors import ModelLoadError
+from penstock.failures import Handling
+from penstock.inference.live_versions import Call, Live, Reports, differing, free, prepared_with, told_error, tried
+from penstock.inference.model import ModelCopy
+from penstock.inference.refresh import Refresh
+from penstock.models.freed_memory import trim
+from penstock.models.loading import LoadedModel
+from penstock.models.outcome import Outcome
+from penstock.models.versions import ORIGINAL, Version, Wanted
+from penstock.retry import Retry
+from penstock.rows import let_through
+
+BREATH = 0.1  # seconds between two signs of life of a batch that waits for a model to be loaded
+DEATHS = 2  # of processes that loaded a version, after which nobody tries
+
+
+class RefreshedModel:
+    """What a ModelCopy is to whoever calls it, with one version or another behind it."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Version], ModelCopy],
+        refresh: Refresh,
+        reports: Reports,
+        *,
+        prepares_alike: bool = False,
+    ) -> None:
+        """prepares_alike: how rows are prepared cannot change; versions that need that are refused."""
+        self.name = name
+        self._make = make
+        self._refresh = refresh
+        self._reports = reports
+        self._prepares_alike = prepares_alike
+        self._loading = threading.Lock()  # whoever comes first loads the first version
+        self._own = threading.local()  # whom to tell of a call, of each thread
+        self._changed = threading.Condition()  # guards what follows
+        self._serving: Live | None = None
+        self._new: Live | None = None  # is to take over, when it has answered a batch
+        self._is_proving = False  # it is being called for the first time
+        self._trial: Live | None = None  # answers a share of the rows
+        self._share = self._owed = 0.0
+        self._is_paused = False  # the old one goes before the new one is loaded
+        self._broken: ModelLoadError | None = None  # there is none
+        self._retired: list[Live] = []
+        self._refused: set[int] = set()
+
+    # As a ModelCopy.
+
+    def load(self) -> LoadedModel | None:
+        """The newest that can be loaded, if none is here. The error of the last one that was tried, if none can."""
+        with self._loading:
+            if self._serving is not None:
+                return None
+            loaded = self._load_first()
+        self._reports.follow(self)
+        return loaded
+
+    def _load_first(self) -> LoadedModel:
+        error: BaseException = ModelLoadError(f"{self.name}: there is no version to load")
+        for version in self._candidates(self._reports.wanted(self.name)):
+            try:
+                live = self._loaded(version)
+            except BaseException as exc:
+                let_through(exc)
+                error = exc
+                self._refuse(version, told_error(exc))
+                continue
+            with self._changed:
+                self._serving = live
+            self._reports.served(self.name, live, "when the model was first needed")
+            assert live.copy.loaded is not None
+            return live.copy.loaded
+        raise error
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._serving is not None
+
+    @property
+    def bytes(self) -> int:
+        with self._changed:
+            return 0 if self._serving is None else self._serving.copy.bytes
+
+    def is_thread_safe(self) -> bool:
+        with self._changed:
+            return self._serving is not None and self._serving.copy.is_thread_safe()
+
+    def byte_size(self, batch: Block) -> int | None:
+        with self._changed:
+            serving = self._serving
+        return None if serving is None else serving.copy.byte_size(batch)
+
+    def announce(self, calling: Callable[[], None]) -> None:
+        self._own.calling = calling
+
+    def unload(self) -> None:
+        with self._changed:
+            gone = [live for live in (self._serving, self._new, self._trial, *self._retired) if live is not None]
+            self._serving = self._new = self._trial = None
+            self._retired = []
+        for live in gone:
+            live.copy.unload()
+
+    def outcomes(
+        self,
+        batch: Block,
+        args: Any,
+        step: str,
+        handling: Handling | None = None,
+        retry: Retry | None = None,
+        *,
+        holds_back: bool = False,
+        read_again: Callable[[], Block] | None = None,
+        prepared: str | None = None,
+    ) -> Outcome:
+        """As of a ModelCopy. `prepared`: with what the rows were; where no version here takes that, nothing is called, and
+        the outcome says for which version they are to be prepared again."""
+        call = Call(batch, args, step, handling, retry, holds_back, read_again)
+        with self._leased(row_count(batch), prepared) as (live, old):
+            if live.prepared != prepared:
+                return Outcome([None] * row_count(batch), stale=live.version.number)
+            return call.on(live) if old is None else self._proved(live, old, call)
+
+    # A version for a batch.
+
+    @contextmanager
+    def _leased(self, rows: int, prepared: str | None) -> Iterator[tuple[Live, Live | None]]:
+        """The version that is called; and, if that has to prove itself, the one in service."""
+        with self._changed:
+            while self._is_paused:
+                self._changed.wait(BREATH)
+                if (calling := getattr(self._own, "calling", None)) is not None:
+                    calling()  # whoever times this batch is not to count the load
+            live, old = self._chosen(rows, prepared)
+            held = [live] if old is None else [live, old]
+            is_first = live is self._new and old is not None
+            self._is_proving |= is_first
+            for each in held:
+                each.leases += 1
+        if (calling := getattr(self._own, "calling", None)) is not None:
+            for each in held:
+                each.copy.announce(calling)
+        try:
+            yield live, old
+        finally:
+            with self._changed:
+                if is_first:
+                    self._is_proving = False
+                for each in held:
+                    each.leases -= 1
+                self._changed.notify_all()
+
+    def _chosen(self, rows: int, prepared: str | None) -> tuple[Live, Live | None]:
+        if self._broken is not None:
+            raise self._broken
+        serving = self._serving
+        assert serving is not None, "it is loaded before it is called"
+        if self._new is not None and not self._is_proving:
+            return self._new, serving
+        if self._trial is not None and self._trial.prepared == prepared:
+            self._owed += self._share * rows
+            if self._owed >= rows:
+                self._owed -= rows
+                return self._trial, serving
+        if self._new is not None and self._new.prepared == prepared != serving.prepared:
+            return self._new, None
+        return serving, None
+
+    def _proved(self, new: Live, old: Live, call: Call) -> Outcome:
+        """The answers of a version that has to prove itself, if it has one for each row; else those of the other."""
+        rows = row_count(call.batch)
+        with self._reports.at_work(new.version, "trial", rows):
+            made, why = tried(new, call)
+        if old.prepared != new.prepared:  # the one in service cannot be asked for these rows
+            if made is None or len(made.failures) == rows:
+                self._judge(new, rows, rows, why)
+                return Outcome([None] * rows, stale=old.version.number)
+            self._judge(new, rows, 0, "")
+            return call.for_another().on(new) if made.failures else made
+        failed = set(range(rows)) if made is None else set(made.failures)
+        if not failed and self._refresh.compare is None:
+            self._judge(new, rows, 0, "")
+            assert made is not None
+            return made
+        kept = call.for_another().on(old)
+        errors = failed - set(kept.failures)
+        if self._refresh.compare is not None and made is not None:
+            unlike, told = differing(self._refresh.compare, kept, made)
+            errors |= unlike
+            why = why or told
+        if len(kept.failures) < rows or not failed:  # rows that both fail for say nothing
+            self._judge(new, rows, len(errors), why)
+        return made if made is not None and not failed and not errors else kept
+
+    def _judge(self, new: Live, rows: int, errors: int, why: str) -> None:
+        if new is self._trial:
+            self._reports.tried(self.name, new.version, rows, errors)
+        elif errors >= rows:
+            self._refuse(new.version, f"it failed for all {rows} rows of its first batch: {why}")
+            self._drop(new)
+        else:
+            self._take_over(new, "while the old one answered")
+
+    def _take_over(self, new: Live, how: str) -> None:
+        with self._changed:
+            if new not in (self._new, self._trial):
+                return  # another thread was first, or it is not wanted any more
+            self._retire(self._serving)
+            self._serving = new
+            self._new = None if new is self._new else self._new
+            self._trial = None if new is self._trial else self._trial
+        self._reports.served(self.name, new, how)
+
+    def _drop(self, live: Live) -> None:
+        with self._changed:
+            if live is self._new:
+                self._new = None
+            elif live is self._trial:
+                self._trial = None
+            else:
+                return
+            self._retire(live)
+
+    def _retire(self, live: Live | None) -> None:
+        if live is not None:
+            self._retired.append(live)
+
+    def _refuse(self, version: Version, why: str) -> None:
+        self._refused.add(version.number)
+        self._reports.refused(self.name, version, why)
+
+    # What the thread does.
+
+    def follow(self, wanted: Wanted) -> None:
+        """Load what is wanted, beside what is here; called by one thread, while batches run."""
+        self.tidy()
+        with self._changed:
+            if self._serving is None and self._broken is None:
+                return  # whoever needs it first loads the newest
+            serving, new, trial = self._serving, self._new, self._trial
+        target = self._candidates(wanted)[0].number
+        if new is not None and new.version.number != target:
+            self._drop(new)
+            new = None
+        if trial is not None and wanted.trial != trial.version:
+            if trial.version.number == target:
+                self._take_over(trial, "after its canary")
+                serving = trial
+            else:
+                self._drop(trial)
+            trial = None
+        here = {live.version.number for live in (serving, new) if live is not None}
+        if target not in here:
+            self._bring(wanted)
+        self._share = wanted.share
+        if wanted.trial is not None and trial is None and wanted.trial.number not in self._refused:
+            self._begin_trial(wanted.trial)
+
+    def tidy(self) -> None:
+        """Free versions that nobody uses any more."""
+        with self._changed:
+            unused = [live for live in self._retired if not live.leases]
+            self._retired = [live for live in self._retired if live.leases]
+        for live in unused:
+            free(live)
+        if unused:
+            trim()
+
+    def _candidates(self, wanted: Wanted) -> list[Version]:
+        """The newest first. The last is the one that is used whatever happened."""
+        found = [version for version in wanted.serve if version.number not in self._refused]
+        return found or [wanted.serve[-1]]
+
+    def _bring(self, wanted: Wanted) -> None:
+        """The newest version that can be had, if it is newer than what is here."""
+        with self._changed:
+            serving = self._serving
+        for version in self._candidates(wanted):
+            if serving is not None and version.number == serving.version.number:
+                return
+            why = None if serving is None else self._lacks_room(version, serving)
+            if why is not None or serving is None:
+                self._replace(version, serving, why or "nothing was in service")
+                return
+            if (live := self._try_to_load(version)) is not None:
+                with self._changed:
+                    self._new = live
+                return
+
+    def _replace(self, version: Version, old: Live | None, why: str) -> None:
+        """The old one goes before the new one is loaded; if that cannot be, the old one is loaded again. Batches wait."""
+        live, error = None, self._broken
+        with self._changed:
+            self._is_paused = True
+            while old is not None and old.leases:
+                self._changed.wait()
+            self._serving = None
+        try:
+            if old is not None:
+                free(old)
+                trim()
+            live = self._try_to_load(version)
+            if live is None and old is not None:
+                try:
+                    live = self._loaded(old.version)
+                except BaseException as exc:
+                    let_through(exc)
+                    error = ModelLoadError(
+                        f"{self.name or 'the model'}: no version can be loaded any more: {told_error(exc)}"
+                    )
+            if live is not None:
+                error = None
+                if live.version == version:
+                    self._reports.served(self.name, live, f"after the old one had gone: {why}")
+        finally:
+            with self._changed:
+                self._is_paused = False
+                self._serving, self._broken = live, error
+                self._changed.notify_all()
+
+    def _begin_trial(self, version: Version) -> None:
+        with self._changed:
+            serving = self._serving
+        if serving is None:
+            return
+        if (why := self._lacks_room(version, serving)) is not None:
+            self._refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
+            return
+        live = self._try_to_load(version)
+        if live is not None and live.prepared != serving.prepared:
+            self._refuse(version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same")
+            free(live)
+        elif live is not None:
+            with self._changed:
+                self._trial, self._owed = live, 0.0
+
+    def _lacks_room(self, version: Version, serving: Live) -> str | None:
+        try:
+            expected = max(serving.copy.bytes, self._make(version).file_bytes() or 0)
+        except Exception:  # its load says what is wrong
+            return None
+        return self._reports.room_for(expected, serving.copy.handler)
+
+    def _try_to_load(self, version: Version) -> Live | None:
+        try:
+            return self._loaded(version)
+        except BaseException as exc:
+            let_through(exc)
+            self._refuse(version, told_error(exc))
+            return None
+
+    def _loaded(self, version: Version) -> Live:
+        """Load a version, and check it."""
+        for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
+            if self._reports.deaths(version, what) >= limit:
+                done = "loaded it" if what == "load" else "answered its first rows"
+                raise ModelLoadError(f"processes that {done} have died")
+        with self._reports.at_work(version, "load"):
+            copy = self._make(version)
+            copy.load()
+            assert copy.loaded is not None
+            if not self._reports.is_as_announced(version):
+                raise ModelLoadError("its files were changed while it was loaded")
+            if version != ORIGINAL and self._refresh.validate is not None:
+                good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
+                if good is not None and not good:
+                    raise ModelLoadError(f"validate= returned {good!r}")
+        prepared = prepared_with(copy.handler, version)
+        if not self._prepares_alike:
+            return Live(version, copy, prepared)
+        if prepared != prepared_with(self._make(ORIGINAL).handler, ORIGINAL):
+            raise ModelLoadError(
+                "its rows are prepared otherwise (prepare_key()), which cannot change where there is a model for each key, "
+                "or a timeout for preparing; start a new run with it"
+            )
+        return Live(version, copy, None)

@@ -1,0 +1,130 @@
+"""The thread of a process that follows which versions of its models are wanted, and says what became of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from penstock.inference.handler import ModelHandler
+from penstock.inference.live_versions import Followed, Live
+from penstock.inference.refresh import Refreshing
+from penstock.io.file_pattern import stamp_of
+from penstock.models.memory import available_bytes, free_device_bytes
+from penstock.models.place import fits
+from penstock.models.uses import bytes_told
+from penstock.models.version_files import Status, VersionFiles
+from penstock.models.versions import Trial, Version, Wanted, wanted_of
+
+LOOK = 0.2  # seconds between two looks at what is wanted
+
+
+class Refresher:
+    """Of the models of one step in this process, by name; the only model of a step is called ""."""
+
+    def __init__(self, told: Refreshing, resized: Callable[[str, int], None] | None = None) -> None:
+        """resized: is told of a model that a new version of it takes so many bytes."""
+        self._files = VersionFiles(told.folder, told.key)
+        self._holders = told.holders
+        self._resized = resized
+        self._lock = threading.Lock()  # guards what follows
+        self._models: dict[str, Followed] = {}
+        self._status = Status()
+        self._is_news = False
+        self._mark: tuple[int, int] | None = None
+        self._wanted: dict[str, Wanted] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, model: Followed) -> None:
+        """Tell this one from now on what is wanted."""
+        with self._lock:
+            self._models[model.name] = model
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="penstock-refresh", daemon=True)
+                self._thread.start()
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._models.pop(name, None)
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LOOK * 5)  # unless it is loading: then it ends with the process
+        self._report()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            is_new = self._look()
+            with self._lock:
+                models = list(self._models.values())
+            for model in models:
+                if is_new:
+                    model.follow(self.wanted(model.name))
+                else:
+                    model.tidy()
+            self._report()
+
+    def _look(self) -> bool:
+        mark = self._files.mark()
+        if mark == self._mark:
+            return False
+        wanted = self._files.wanted()
+        with self._lock:
+            self._mark, self._wanted = mark, wanted
+        return True
+
+    def _report(self) -> None:
+        with self._lock:
+            if self._is_news:
+                self._files.report(self._status)
+                self._is_news = False
+
+    # As Reports, for models; called by any thread.
+
+    def wanted(self, model: str) -> Wanted:
+        self._look()
+        with self._lock:
+            return wanted_of(self._wanted, model)
+
+    def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
+        on_device = handler.accelerator() is not None
+        free = (free_device_bytes() if on_device else None) or available_bytes()
+        if expected <= free if on_device else fits(expected, self._holders, free):
+            return None
+        many = "" if self._holders == 1 else f", in each of {self._holders} processes"
+        return f"it takes about {bytes_told(expected)}{many}, and {bytes_told(free)} are free"
+
+    def served(self, model: str, live: Live, how: str) -> None:
+        loaded = live.copy.loaded
+        size = 0 if loaded is None else loaded.bytes
+        seconds = 0.0 if loaded is None else loaded.seconds
+        with self._lock:
+            self._status.serving[model] = live.version.number
+            self._status.served.setdefault(model, {})[live.version.number] = f"loaded in {seconds:.3g} s, {how}"
+            self._is_news = True
+        if self._resized is not None:
+            self._resized(model, size)
+
+    def refused(self, model: str, version: Version, why: str) -> None:
+        with self._lock:
+            self._status.refused.setdefault(model, {})[version.number] = why
+            self._is_news = True
+
+    def tried(self, model: str, version: Version, rows: int, errors: int) -> None:
+        with self._lock:
+            trials = self._status.trials.setdefault(model, {})
+            before = trials.get(version.number, Trial())
+            trials[version.number] = Trial(before.rows + rows, before.errors + errors)
+            self._is_news = True
+
+    def at_work(self, version: Version, what: str, rows: int = 0) -> AbstractContextManager[None]:
+        return self._files.at_work(version, what, rows)
+
+    def deaths(self, version: Version, what: str) -> int:
+        return len(self._files.deaths(version, what))
+
+    def is_as_announced(self, version: Version) -> bool:
+        return not version.stamp or stamp_of(version.path) == version.stamp

@@ -1,0 +1,126 @@
+"""How a run tells those who hold its models which versions are wanted, and how they answer: files in the run's own folder.
+
+    <model>.versions             what is wanted, written by whoever watches for new versions, taken at the next look
+    <model>.<process>.status     what became of it there
+    <model>.<process>.<n>.<what> while version n is loaded there, or on trial: who dies then leaves it behind
+
+Each is put in place by a rename, so that nobody reads half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.models.rendezvous import make_private, name_of
+from penstock.models.versions import Trial, Version, Wanted
+
+
+@dataclass(slots=True)
+class Status:
+    """What became of versions in one process: by the name of the model, and their numbers."""
+
+    serving: dict[str, int] = field(default_factory=dict)
+    served: dict[str, dict[int, str]] = field(default_factory=dict)  # and how the change went
+    refused: dict[str, dict[int, str]] = field(default_factory=dict)  # and why
+    trials: dict[str, dict[int, Trial]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Status:
+        def by_number(each: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
+            return {name: {int(number): value for number, value in own.items()} for name, own in each.items()}
+
+        trials = {name: {n: Trial(*t) for n, t in own.items()} for name, own in by_number(told["trials"]).items()}
+        return cls(dict(told["serving"]), by_number(told["served"]), by_number(told["refused"]), trials)
+
+
+@dataclass(frozen=True)
+class VersionFiles:
+    """Those of one model, or of the many models of one step."""
+
+    folder: str
+    key: str  # of the session
+
+    @property
+    def _stem(self) -> str:
+        return os.path.join(self.folder, name_of(self.key))
+
+    # What is wanted.
+
+    def publish(self, wanted: Mapping[str, Wanted]) -> None:
+        make_private(self.folder)
+        _put(f"{self._stem}.versions", {name: each.to_json() for name, each in wanted.items()})
+
+    def mark(self) -> tuple[int, int] | None:
+        """Changes with what is wanted; None: nothing was ever said."""
+        try:
+            found = os.stat(f"{self._stem}.versions")
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def wanted(self) -> dict[str, Wanted]:
+        try:
+            told = json.loads(Path(f"{self._stem}.versions").read_text())
+        except OSError:
+            return {}
+        return {name: Wanted.from_json(each) for name, each in told.items()}
+
+    # What became of it.
+
+    def report(self, status: Status) -> None:
+        with contextlib.suppress(OSError):  # the run has ended, and its folder is gone
+            _put(f"{self._stem}.{os.getpid()}.status", asdict(status))
+
+    def reports(self) -> dict[str, Status]:
+        """By process."""
+        found = {}
+        for path in Path(self.folder).glob(f"{name_of(self.key)}.*.status"):
+            with contextlib.suppress(OSError, ValueError):
+                found[path.name.split(".")[1]] = Status.from_json(json.loads(path.read_text()))
+        return found
+
+    # Who died of a version.
+
+    @contextlib.contextmanager
+    def at_work(self, version: Version, what: str, rows: int = 0) -> Iterator[None]:
+        """Inside, this process may die of it: whoever comes later sees that (deaths())."""
+        path = f"{self._stem}.{os.getpid()}.{version.number}.{what}"
+        with contextlib.suppress(OSError):
+            Path(path).write_text(str(rows))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def deaths(self, version: Version, what: str) -> list[int]:
+        """Of processes that were at work on it and are gone: the rows of each."""
+        rows = []
+        for path in Path(self.folder).glob(f"{name_of(self.key)}.*.{version.number}.{what}"):
+            if _is_gone(int(path.name.split(".")[1])):
+                with contextlib.suppress(OSError, ValueError):
+                    rows.append(int(path.read_text() or 0))
+        return rows
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's, by now
+        return True
+    return False
+
+
+def _put(path: str, told: Any) -> None:
+    new = f"{path}.{os.getpid()}.new"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump(told, file)
+    os.replace(new, path)

@@ -1,0 +1,31 @@
+"""What becomes of the versions of models that change while a run goes on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# What may happen to a version; metrics count each under this name.
+SERVED = "model_refreshes"  # it is in service
+REFUSED = "model_refreshes_refused"  # it could not be loaded, failed its check, or failed for all its first rows
+PROMOTED = "canaries_promoted"
+ROLLED_BACK = "canaries_rolled_back"
+
+_TOLD = {SERVED: "is in service", REFUSED: "was refused", PROMOTED: "was promoted", ROLLED_BACK: "was rolled back"}
+
+
+class RefreshEvent(NamedTuple):
+    """Something that has happened to a version, where it happened first."""
+
+    at: float  # as of time.time()
+    step: str
+    what: str
+    version: int  # in the order in which they were announced
+    model_id: str | None
+    why: str
+    model: str | None = None  # of many, its name
+
+    def told(self) -> str:
+        """For people."""
+        which = f" of key {self.model!r}" if self.model is not None else ""
+        kept = "; the model that was there stays" if self.what in (REFUSED, ROLLED_BACK) else ""
+        return f"step {self.step!r}: the model {self.model_id}{which} {_TOLD[self.what]}: {self.why}{kept}"

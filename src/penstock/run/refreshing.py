@@ -1,0 +1,265 @@
+"""Models that change while a run goes on, as the user's process sees it.
+
+    what gives versions (a folder that is watched, a branch of the pipeline)
+        -> each row is a version: a rollout says what is wanted now (models/versions.py)
+            -> published in a file that all who hold the model look at (models/version_files.py)
+                -> what became of it comes back the same way: canaries are decided here, for all of them
+
+One thread does all of it. The first look is over before any row is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.inference.spec import InferenceSpec
+from penstock.io.file_pattern import stamp_of
+from penstock.io.files import without_secrets
+from penstock.io.memory import Create
+from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata, WatchModels
+from penstock.models.place import Surroundings
+from penstock.models.version_files import Status, VersionFiles
+from penstock.models.versions import Rollout, Trial
+from penstock.observe.metrics import MetricKey, Metrics
+from penstock.observe.refreshes import PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
+from penstock.pipeline.graph import Node
+from penstock.pipeline.pipeline import Graph
+
+TICK = 0.2  # seconds between two looks at what became of versions
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRefresh:
+    """The models of a run that change. Used in a `with` block: it ends with the run."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        around: Surroundings,
+        run_branch: Callable[[Graph], Sequence[Any]],
+        on_error: Callable[[], None],
+    ) -> None:
+        """run_branch: gives the rows of a graph that collects one collection. on_error: is called when `error` is set."""
+        self.error: BaseException | None = None
+        self._on_error = on_error
+        self._models: dict[str, _ChangingModel] = {}
+        self._branches: list[tuple[_Branch, _ChangingModel]] = []
+        for node, branch in graph.branches.items():
+            spec = node.traits.model
+            assert spec is not None
+            key = spec.session_key(node.label)
+            model = self._models.setdefault(key, _ChangingModel(node.label, key, spec, around))
+            self._branches.append((_Branch(branch, run_branch), model))
+        self._events: list[RefreshEvent] = []
+        self._lock = threading.Lock()  # guards the events
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="penstock-watch-models", daemon=True)
+
+    def __enter__(self) -> ModelRefresh:
+        if self._models:
+            self._look()
+            for model in self._models.values():
+                model.open()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._models:
+            self._thread.join()
+            self._read_reports()
+
+    def take_events(self) -> list[RefreshEvent]:
+        """What has happened since the last time."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def count_in(self, metrics: Metrics) -> None:
+        """Add what has happened in the whole run."""
+        for model in self._models.values():
+            for name, count in model.counts.items():
+                metrics.count(MetricKey(model.step, model.namespace, name), count)
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(TICK):
+                self._look()
+                self._read_reports()
+        except BaseException as exc:
+            self.error = exc
+            self._on_error()
+
+    def _look(self) -> None:
+        for branch, model in self._branches:
+            rows = branch.news(time.time())
+            if rows and model.announce(rows):
+                model.publish()
+
+    def _read_reports(self) -> None:
+        for model in self._models.values():
+            events = model.read_reports()
+            for event in events:
+                logger.log(logging.INFO if event.what in (SERVED, PROMOTED) else logging.WARNING, "%s", event.told())
+            with self._lock:
+                self._events += events
+
+
+class _ChangingModel:
+    """The model of a step, or the models of its keys: what is wanted of each, and what became of it."""
+
+    def __init__(self, step: str, key: str, spec: InferenceSpec, around: Surroundings) -> None:
+        self.step = step
+        self.namespace = spec.metrics_namespace
+        self.counts: dict[str, int] = {}
+        self._by_key = spec.by_key
+        self._rule = None if spec.refresh is None else spec.refresh.rule
+        self._files = VersionFiles(spec.folder(around), key)
+        self._numbers = itertools.count(1)
+        self._rollouts: dict[str, Rollout] = {}
+        self._is_open = False
+        self._told: set[tuple[str, int, str]] = set()  # what was said of versions: model, number, what
+
+    def open(self) -> None:
+        """Rows come from now on."""
+        self._is_open = True
+        for rollout in self._rollouts.values():
+            rollout.is_open = True
+
+    def announce(self, rows: Sequence[Any]) -> bool:
+        """Versions of its models. Whether anything is new."""
+        made = [self._announced(*version) for version in _versions_of(rows, self.step)]
+        return any(made)
+
+    def publish(self) -> None:
+        self._files.publish({name: rollout.wanted for name, rollout in self._rollouts.items()})
+
+    def _announced(self, keys: Sequence[Any] | None, path: str, model_id: str) -> bool:
+        found = [self._rollout(name) for name in self._names_of(keys, path)]
+        made = [rollout.announce(path, model_id, stamp_of(path)) for rollout in found]
+        return any(version is not None for version in made)
+
+    def _names_of(self, keys: Sequence[Any] | None, path: str) -> list[str]:
+        """The models that a version is for."""
+        if (self._by_key is None) != (keys is None):
+            kinds = (
+                ("ModelMetadata", "one model") if self._by_key is None else ("KeyModelPathMapping", "a model for each key")
+            )
+            raise UsageError(f"step {self.step!r} has {kinds[1]}: its versions are {kinds[0]}, got one for {path!r}")
+        if self._by_key is None or keys is None:
+            return [""]
+        names = self._by_key.models_of(keys)
+        return [name for name in names if self._is_open or self._by_key.path_of(name) != path]
+
+    def _rollout(self, name: str) -> Rollout:
+        rollout = self._rollouts.get(name)
+        if rollout is None:
+            rollout = self._rollouts[name] = Rollout(self._rule, self._numbers)
+            rollout.is_open = self._is_open
+        return rollout
+
+    # What became of versions.
+
+    def read_reports(self) -> list[RefreshEvent]:
+        reports = list(self._files.reports().values())
+        events = [event for report in reports for event in self._from_report(report)]
+        decided = [event for name, rollout in self._rollouts.items() for event in self._decided(name, rollout, reports)]
+        if decided:
+            self.publish()
+        return [*events, *decided]
+
+    def _from_report(self, report: Status) -> Iterator[RefreshEvent]:
+        for name, served in report.served.items():
+            for number, how in served.items():
+                if number:
+                    yield from self._event(SERVED, name, number, how)
+        for name, refused in report.refused.items():
+            for number, why in refused.items():
+                yield from self._event(REFUSED, name, number, why)
+
+    def _decided(self, name: str, rollout: Rollout, reports: Sequence[Status]) -> Iterator[RefreshEvent]:
+        version = rollout.wanted.trial
+        if version is None:
+            return
+        if any(version.number in report.refused.get(name, {}) for report in reports):
+            rollout.refused(version.number)
+            yield from self._event(ROLLED_BACK, name, version.number, "it could not be tried")
+            return
+        seen = [report.trials.get(name, {}).get(version.number, Trial()) for report in reports]
+        lost = self._files.deaths(version, "trial")
+        total = Trial(sum(each.rows for each in seen) + sum(lost), sum(each.errors for each in seen) + sum(lost))
+        promoted = rollout.tried(version.number, total)
+        if promoted is not None:
+            told = f"{total.errors:,} of {total.rows:,} rows failed, or were answered otherwise"
+            told += f", {len(lost)} of its processes died" if lost else ""
+            yield from self._event(PROMOTED if promoted else ROLLED_BACK, name, version.number, told)
+
+    def _event(self, what: str, name: str, number: int, why: str) -> Iterator[RefreshEvent]:
+        if (name, number, what) in self._told:
+            return
+        self._told.add((name, number, what))
+        self.counts[what] = self.counts.get(what, 0) + 1
+        rollout = self._rollouts.get(name)
+        version = None if rollout is None else rollout.version(number)
+        model_id = None if version is None or version.model_id is None else without_secrets(version.model_id)
+        yield RefreshEvent(time.time(), self.step, what, number, model_id, without_secrets(why), name or None)
+
+
+class _Branch:
+    """What gives versions: looks at what is watched, and runs the steps behind it over what is new."""
+
+    def __init__(self, graph: Graph, run: Callable[[Graph], Sequence[Any]]) -> None:
+        self._graph = graph
+        self._run = run
+        self._watched = {n: n.transform for n in graph.nodes if isinstance(n.transform, WatchModels)}
+        self._due = dict.fromkeys(self._watched, 0.0)
+        self._is_first = True
+
+    def news(self, now: float) -> Sequence[Any]:
+        """The rows that have come since the last look, where it is time for one."""
+        first, self._is_first = self._is_first, False
+        found: dict[Node, Sequence[Any]] = {}
+        for node, watch in self._watched.items():
+            if now >= self._due[node] and not (watch.stop_timestamp is not None and now >= watch.stop_timestamp):
+                self._due[node] = now + watch.interval
+                found[node] = list(watch.source.look())
+        if not first and not any(found.values()):
+            return []
+        if len(self._graph.nodes) == len(self._watched) == 1:
+            return next(iter(found.values()))
+        if first and len(self._watched) == len([n for n in self._graph.nodes if not n.inputs]) and not any(found.values()):
+            return []
+        return self._run(self._with_rows(found, first))
+
+    def _with_rows(self, found: Mapping[Node, Sequence[Any]], first: bool) -> Graph:
+        """The branch over these rows. What is not watched gives its rows the first time only."""
+
+        def changed(node: Node) -> Node:
+            if node in self._watched or (node.traits.source is not None and not first):
+                return replace(node, transform=Create(list(found.get(node, ()))))
+            return node
+
+        return Graph([changed(node) for node in self._graph.nodes], self._graph.collect)
+
+
+def _versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any] | None, str, str]]:
+    """The keys, the path and the id of each version; those of Beam have the same names."""
+    for row in rows:
+        for each in row if isinstance(row, list) else [row]:
+            if isinstance(each, KeyModelPathMapping) or (hasattr(each, "keys") and hasattr(each, "update_path")):
+                yield list(each.keys), str(each.update_path), str(each.model_id or each.update_path)
+            elif isinstance(each, ModelMetadata) or (hasattr(each, "model_id") and hasattr(each, "model_name")):
+                yield None, str(each.model_id), str(each.model_id)
+            else:
+                raise UsageError(
+                    f"step {step!r}: model_metadata_pcoll gave a {type(each).__name__}; expected ModelMetadata(model_id, "
+                    "model_name), or KeyModelPathMapping(keys, update_path, model_id) where there is a model for each key"
+                )
