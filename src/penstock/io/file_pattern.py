@@ -1,35 +1,67 @@
-"""stub"""
+"""Files and folders that a pattern names, as a source of new versions of models."""
 
-import glob
+from __future__ import annotations
+
 import os
+import time
+from collections.abc import Sequence
 
-from penstock.io.model_versions import ModelMetadata, WatchModels
+from penstock.io.files import short_name, without_secrets
+from penstock.io.model_listing import ModelPattern, list_models
+from penstock.io.model_stamps import stamp_of
+from penstock.io.model_versions import (
+    INTERVAL,
+    KeyModelPathMapping,
+    ModelMetadata,
+    NewVersion,
+    WatchModels,
+    checked_interval,
+)
+from penstock.io.new_models import NewModels
+from penstock.io.outages import Outage
 
-
-def stamp_of(path: str) -> str:
-    try:
-        f = os.stat(path)
-    except OSError:
-        return ""
-    return f"{f.st_ino}-{f.st_size}-{f.st_mtime_ns}"
+__all__ = ["FilePattern", "WatchFilePattern", "stamp_of"]
 
 
 class FilePattern:
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.last = None
+    """The models that a pattern names: local paths or fsspec URLs, with the wildcards *, ?, [] and **. A folder that
+    matches is one model, with all that is in it.
 
-    def look(self):
-        found = max(glob.glob(self.pattern), key=os.path.getmtime, default=None)
-        if found is None or (found, stamp_of(found)) == self.last:
-            return []
-        self.last = found, stamp_of(found)
-        return [ModelMetadata(found, found)]
+    Each look gives the newest model that appeared or changed since the last one, as a ModelMetadata: at the first look by
+    modification time, later whatever that says. With {key} in the pattern ("models/{key}.pt") it gives the newest of every
+    key, as a KeyModelPathMapping. Files that are still being written come when they are finished; empty ones never do.
+    """
+
+    def __init__(self, pattern: str | os.PathLike[str], interval: float = INTERVAL) -> None:
+        """interval: a file that was not touched for this many seconds is not being written."""
+        self._pattern = ModelPattern(pattern, type(self).__name__)
+        self._new = NewModels(checked_interval(interval), self._pattern.key_of)
+        self._outage = Outage(self._pattern.text)
+
+    def look(self) -> Sequence[NewVersion]:
+        return self.look_at(time.time())
+
+    def look_at(self, now: float) -> Sequence[NewVersion]:
+        """A look at a given time, in seconds as of time.time()."""
+        listing = list_models(self._pattern)
+        self._outage.report(listing.trouble)
+        newest = self._new.look(listing.models, now)
+        if self._pattern.has_key:
+            return [KeyModelPathMapping([key], path, without_secrets(path)) for key, path in newest if key is not None]
+        return [ModelMetadata(path, short_name(path)) for _, path in newest]
 
     def describe(self) -> str:
-        return self.pattern
+        return without_secrets(self._pattern.text)
 
 
 class WatchFilePattern(WatchModels):
-    def __init__(self, file_pattern: str, interval: float = 10.0, stop_timestamp: float | None = None) -> None:
-        super().__init__(FilePattern(file_pattern), interval, stop_timestamp)
+    """New models that a pattern names, as they appear: see FilePattern. For RunInference(model_metadata_pcoll=...)."""
+
+    def __init__(
+        self,
+        file_pattern: str | os.PathLike[str],
+        interval: float = INTERVAL,
+        stop_timestamp: float | None = None,
+    ) -> None:
+        """interval: seconds between two looks. stop_timestamp: from then on, as of time.time(), nothing is new."""
+        super().__init__(FilePattern(file_pattern, interval), interval, stop_timestamp)

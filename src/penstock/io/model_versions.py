@@ -54,13 +54,11 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
     else: it ends with the run that uses it."""
 
     def __init__(self, source: ModelSource, interval: float = INTERVAL, stop_timestamp: float | None = None) -> None:
-        """interval: seconds between two looks. stop_timestamp: seconds as of time.time(), from when on nothing is new."""
+        """interval: seconds between two looks. stop_timestamp: from then on, as of time.time(), nothing is new."""
         if not isinstance(source, ModelSource):
             raise UsageError(f"WatchModels({source!r}): expected an object with look() and describe(), such as FilePattern")
-        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
-            raise UsageError(f"interval={interval!r}: expected seconds, more than 0")
         self.source = source
-        self.interval = float(interval)
+        self.interval = checked_interval(interval)
         self.stop_timestamp = None if stop_timestamp is None else float(stop_timestamp)
 
     def expand(self, pcoll: Pipeline) -> PCollection[NewVersion]:
@@ -68,3 +66,10 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
 
     def traits(self) -> Traits:
         return Traits(watches=True)
+
+
+def checked_interval(interval: float) -> float:
+    """Seconds between two looks. Raises UsageError for what is no such number."""
+    if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
+        raise UsageError(f"interval={interval!r}: expected seconds, more than 0")
+    return float(interval)
