@@ -7,10 +7,12 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.csv import ReadFromCsv, WriteToCsv
+from penstock.io.file_pattern import FilePattern, WatchFilePattern
 from penstock.io.files import InputFile
 from penstock.io.jsonl import ReadFromJsonl, WriteToJsonl
 from penstock.io.lines import ReadFromText, WriteToText
 from penstock.io.memory import Create
+from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata, ModelSource, WatchModels
 from penstock.io.parquet import ReadFromParquet, WriteToParquet
 from penstock.io.sink import Part, Sink, Write, Writer
 from penstock.io.source import Read, Source, SplitGoal
@@ -45,18 +47,22 @@ __all__ = [
     "Engine",
     "EngineError",
     "Failure",
+    "FilePattern",
     "Filter",
     "FlatMap",
     "Flatten",
     "GroupIntoBatches",
     "InputFile",
     "KeyModelMapping",
+    "KeyModelPathMapping",
     "KeyedModelHandler",
     "LocalEngine",
     "Map",
     "MapBatches",
     "MaybeKeyedModelHandler",
     "ModelHandler",
+    "ModelMetadata",
+    "ModelSource",
     "PCollection",
     "PTransform",
     "ParDo",
@@ -81,6 +87,8 @@ __all__ = [
     "SplitGoal",
     "TaggedOutput",
     "UsageError",
+    "WatchFilePattern",
+    "WatchModels",
     "Write",
     "WriteToCsv",
     "WriteToJsonl",

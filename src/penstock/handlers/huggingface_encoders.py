@@ -21,6 +21,7 @@ from penstock.handlers.huggingface_models import (
     InferenceArgs,
     dtype_on,
     key_of,
+    small_files_of,
     tokenizer_of,
 )
 from penstock.handlers.huggingface_tokens import (
@@ -112,7 +113,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     # Beside the data.
 
     def prepare_key(self) -> str | None:
-        return key_of(self._model, self._max_seq_length, self._load_args)
+        return key_of(small_files_of(self._model), self._max_seq_length, self._load_args)
 
     def load_prepare(self) -> EncoderTool:
         """The tokenizer and the prompts, from the small files of the model."""

@@ -5,6 +5,8 @@ Nothing here imports torch or transformers: it runs where rows are prepared.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import re
 import sys
@@ -31,6 +33,7 @@ InferenceArgs: TypeAlias = Mapping[str, Any] | None
 
 _DEVICES = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|meta)(:\d+)?")  # torch is asked about others
 _PARTS = ("tokenizer", "config", "feature_extractor", "image_processor", "processor")  # arguments that may name a folder
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".ot"}
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -168,6 +171,27 @@ def _is_place(given: Any, place: str) -> bool:
 def key_of(*settings: Any) -> str | None:
     """Text that is equal for equal settings; None where that cannot be said."""
     return repr(settings) if _is_plain(settings) else None
+
+
+def small_files_of(model: Any) -> Any:
+    """What tells the tokenizers of models apart: the contents of all files in a folder but the weights. Of anything else,
+    itself."""
+    if not isinstance(model, (str, PathLike)) or not os.path.isdir(model):
+        return model
+    folder = Path(model)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in WEIGHTS)
+    facts = tuple((str(path), (found := path.stat()).st_size, found.st_mtime_ns, found.st_ino) for path in files)
+    return _digest_of(str(folder), facts)
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of(folder: str, facts: tuple[tuple[str, int, int, int], ...]) -> str:
+    """Of these files; `facts` change when they do."""
+    digest = hashlib.sha256()
+    for path, size, *_ in facts:
+        digest.update(f"{os.path.relpath(path, folder)} {size}\n".encode())
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
 
 
 def _is_plain(value: Any) -> bool:

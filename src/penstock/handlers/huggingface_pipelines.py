@@ -19,6 +19,7 @@ from penstock.handlers.huggingface_models import (
     InferenceArgs,
     dtype_on,
     key_of,
+    small_files_of,
     tokenizer_of,
 )
 from penstock.handlers.huggingface_tasks import (
@@ -119,7 +120,7 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
         return self._batch_length_fn is not None or self._counts_tokens()
 
     def prepare_key(self) -> str | None:
-        return key_of(self._task, self._model, self._load_args)
+        return key_of(self._task, small_files_of(self._model), self._load_args)
 
     def load_prepare(self) -> TextTokenizer | None:
         """The tokenizer, for texts."""

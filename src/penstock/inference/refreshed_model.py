@@ -212,8 +212,10 @@ class RefreshedModel:
         return made if made is not None and not failed and not errors else kept
 
     def _judge(self, new: Live, rows: int, errors: int, why: str) -> None:
-        if new is self._trial:
+        if new.on_trial:
             self._reports.tried(self.name, new.version, rows, errors)
+        elif new is not self._new:
+            return  # it is not wanted any more
         elif errors >= rows:
             self._refuse(new.version, f"it failed for all {rows} rows of its first batch: {why}")
             self._drop(new)
@@ -226,6 +228,7 @@ class RefreshedModel:
                 return  # another thread was first, or it is not wanted any more
             self._retire(self._serving)
             self._serving = new
+            new.on_trial = False
             self._new = None if new is self._new else self._new
             self._trial = None if new is self._trial else self._trial
         self._reports.served(self.name, new, how)
@@ -351,6 +354,7 @@ class RefreshedModel:
             free(live)
         elif live is not None:
             with self._changed:
+                live.on_trial = True
                 self._trial, self._owed = live, 0.0
 
     def _lacks_room(self, version: Version, serving: Live) -> str | None:

@@ -15,7 +15,6 @@ from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec
-from penstock.io.file_pattern import WatchFilePattern
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
@@ -134,6 +133,8 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         """Add this step behind a collection, with what gives its model's versions beside it."""
         metadata = self._metadata
         if isinstance(metadata, str) and isinstance(pcoll, PCollection):
+            from penstock.io.file_pattern import WatchFilePattern  # few need it, and every worker would import it
+
             metadata = pcoll.pipeline | WatchFilePattern(metadata)
         step = copy.copy(self)
         step._metadata = None  # it is the graph's: what is sent to workers has no part of it

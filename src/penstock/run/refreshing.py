@@ -10,6 +10,7 @@ One thread does all of it. The first look is over before any row is read.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -126,6 +127,7 @@ class _ChangingModel:
         self._numbers = itertools.count(1)
         self._rollouts: dict[str, Rollout] = {}
         self._is_open = False
+        self._own = {path: stamp_of(path) for path in ([] if spec.by_key is not None else spec.handler.model_files())}
         self._told: set[tuple[str, int, str]] = set()  # what was said of versions: model, number, what
 
     def open(self) -> None:
@@ -143,8 +145,11 @@ class _ChangingModel:
         self._files.publish({name: rollout.wanted for name, rollout in self._rollouts.items()})
 
     def _announced(self, keys: Sequence[Any] | None, path: str, model_id: str) -> bool:
+        stamp = stamp_of(path)
+        if path in self._own and self._own.pop(path) == stamp and not self._rollouts:
+            return False  # the handler's own model
         found = [self._rollout(name) for name in self._names_of(keys, path)]
-        made = [rollout.announce(path, model_id, stamp_of(path)) for rollout in found]
+        made = [rollout.announce(path, model_id, stamp) for rollout in found]
         return any(version is not None for version in made)
 
     def _names_of(self, keys: Sequence[Any] | None, path: str) -> list[str]:
@@ -220,6 +225,7 @@ class _Branch:
         self._graph = graph
         self._run = run
         self._watched = {n: n.transform for n in graph.nodes if isinstance(n.transform, WatchModels)}
+        self._sources = {n: copy.deepcopy(watch.source) for n, watch in self._watched.items()}  # each run begins anew
         self._due = dict.fromkeys(self._watched, 0.0)
         self._is_first = True
 
@@ -230,7 +236,7 @@ class _Branch:
         for node, watch in self._watched.items():
             if now >= self._due[node] and not (watch.stop_timestamp is not None and now >= watch.stop_timestamp):
                 self._due[node] = now + watch.interval
-                found[node] = list(watch.source.look())
+                found[node] = list(self._sources[node].look())
         if not first and not any(found.values()):
             return []
         if len(self._graph.nodes) == len(self._watched) == 1:
