@@ -79,10 +79,6 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
                 )
         return names
 
-    def path_of(self, model: str) -> str | None:
-        """What a model is loaded from, if that is known without its handler."""
-        return None if model == DEFAULT else self._of_key.path(model)
-
     def handler_of(self, model: str) -> Handler:
         """The handler of a model."""
         if model == DEFAULT:

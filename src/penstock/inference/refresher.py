@@ -105,6 +105,7 @@ class Refresher:
             self._status.serving[model] = live.version.number
             self._status.served.setdefault(model, {})[live.version.number] = f"loaded in {seconds:.3g} s, {how}"
             self._is_news = True
+        self._report()  # before any of its answers leaves: nobody sees one of a version that is not known
         if self._resized is not None:
             self._resized(model, size)
 
@@ -112,6 +113,7 @@ class Refresher:
         with self._lock:
             self._status.refused.setdefault(model, {})[version.number] = why
             self._is_news = True
+        self._report()
 
     def tried(self, model: str, version: Version, rows: int, errors: int) -> None:
         with self._lock:
