@@ -320,6 +320,18 @@ def test_a_folder_that_was_renamed_or_not_touched_for_long_is_whole(tmp_path):
     assert names(FilePattern(tmp_path / "v2"), later=11) == ["v2"]
 
 
+def test_a_folder_in_which_a_file_is_written_again_after_it_was_renamed(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "weights.bin").write_text("model")
+    rename(tmp_path / "new", tmp_path / "v1")
+    renamed = (tmp_path / "v1").stat().st_ctime_ns
+    weights = tmp_path / "v1" / "weights.bin"
+    while weights.stat().st_mtime_ns < renamed:  # within one step of the clock
+        weights.write_text("half of the next")
+    source = FilePattern(tmp_path / "v1")
+    assert [names(source), names(source)] == [[], ["v1"]]
+
+
 def test_a_folder_may_hold_links_also_to_itself(tmp_path):
     old(tmp_path / "blobs" / "one", "weights")
     (tmp_path / "v1").mkdir()
@@ -505,6 +517,39 @@ def test_a_store_that_cannot_be_reached_for_a_while(store, caplog, monkeypatch):
     assert source.look() == [ModelMetadata(url, "v1.pt")]
     (over,) = warnings(caplog)
     assert "secret" not in began + over + source.describe()
+
+
+class Bucket(fsspec.get_filesystem_class("memory")):
+    """Remembers what it was asked, as stores do, and has times of whole days, as text."""
+
+    protocol = "bucket"
+    remembered: dict[str, dict[str, object]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("bucket://"))
+
+    def invalidate_cache(self, path=None):
+        self.remembered.clear()
+
+    def info(self, path, **kwargs):
+        path = self._strip_protocol(path)
+        if path not in self.remembered:
+            found = {"name": path, "type": "file", "size": self.size(path), "LastModified": "2026-11-16T00:00:00Z"}
+            self.remembered[path] = {**found, "ETag": self.cat_file(path).hex()}
+        return self.remembered[path]
+
+    def size(self, path):
+        return super().info(path)["size"]
+
+
+def test_an_object_of_the_same_size_and_time_is_told_by_its_tag(store):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    source = FilePattern("bucket://more/v1.pt")
+    for content in (b"one", b"two"):
+        store.pipe("/more/v1.pt", content)
+        assert [each.model_name for each in source.look()] == ["v1.pt"]
+        assert source.look() == []
 
 
 def test_a_store_without_its_package_will_never_work():
