@@ -77,6 +77,7 @@ PURE = [
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",
+    "io/new_models.py",
 ]
 ACTING = {
     "os",
@@ -209,6 +210,7 @@ def test_importing_penstock_imports_no_framework():
         "apache_beam",
         "transformers",
         "sqlalchemy",
+        "mlflow",
         "psycopg",
         "multiprocessing",
     }
