@@ -584,9 +584,7 @@ def test_the_manifest_tells_which_model_answered_which_splits_and_a_resumed_run_
     assert splits == list(range(len(splits)))
     assert first["splits"]
     assert second["splits"]
-    assert [(event["what"], os.path.basename(event["model_id"])) for event in told["events"]] == [
-        ("model_refreshes", "m2.json")
-    ]
+    assert [(event["what"], os.path.basename(event["model_id"])) for event in told["events"]] == [("in service", "m2.json")]
 
 
 # What cannot be.

@@ -29,10 +29,11 @@ from penstock.models.place import Surroundings
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Rollout, Trial
 from penstock.observe.metrics import MetricKey, Metrics
-from penstock.observe.refreshes import PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
+from penstock.observe.refreshes import METRICS, PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
 from penstock.pipeline.graph import Node
 from penstock.pipeline.pipeline import Graph
 
+PATIENCE = 5.0  # seconds for a look that is under way when the run ends
 TICK = 0.2  # seconds between two looks at what became of versions
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class ModelRefresh:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._models:
-            self._thread.join()
+            self._thread.join(PATIENCE)  # unless a store that does not answer holds it up: then it ends with the process
             self._read_reports()
 
     def take_events(self) -> list[RefreshEvent]:
@@ -218,7 +219,7 @@ class _ChangingModel:
         if (name, number, what) in self._told:
             return
         self._told.add((name, number, what))
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[METRICS[what]] = self.counts.get(METRICS[what], 0) + 1
         rollout = self._rollouts.get(name)
         version = None if rollout is None else rollout.version(number)
         model_id = None if version is None or version.model_id is None else without_secrets(version.model_id)
