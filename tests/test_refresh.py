@@ -478,6 +478,22 @@ def test_where_preparing_has_a_deadline_a_model_with_another_tokenizer_is_refuse
     assert "its rows are prepared otherwise (prepare_key())" in caplog.text
 
 
+class Restless(Tokens):
+    """Says in every process something else."""
+
+    def prepare_key(self):
+        return str(os.getpid())
+
+
+def test_a_key_of_preparing_that_never_fits_is_an_error(tmp_path):
+    put(str(tmp_path), "m1.json", tokens=1)
+    with ps.Pipeline(workers=1) as p:
+        handler = Restless(str(tmp_path / "m1.json"), large_model=True)
+        made = p | ps.Create([1]) | ps.RunInference(handler, model_metadata_pcoll=watch(p, tmp_path))
+        with pytest.raises(StepError, match=r"prepare_key\(\) must give the same text in every process"):
+            made.collect()
+
+
 # A model for each key.
 
 
@@ -652,13 +668,21 @@ def test_rows_that_are_no_versions_end_the_run(tmp_path, row, message):
     assert message in str(error.value)
 
 
-def test_keys_that_share_a_model_change_together(tmp_path):
-    handler = ps.KeyedModelHandler([ps.KeyModelMapping(["a", "b"], Add("m1"))])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["a"], "share their model with ['b']: name all of these keys"),
+        (["c"], "of which one has no model: the handler has models for 'a', 'b'"),
+    ],
+)
+def test_versions_for_keys_that_cannot_have_them_end_the_run(keys, message):
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping(["a", "b"], Add("m1"))], default=Add("m1"))
     with ps.Pipeline(workers=0) as p:
-        versions = p | ps.Create([ps.KeyModelPathMapping(["a"], "m2")])
+        versions = p | ps.Create([ps.KeyModelPathMapping(keys, "m2")])
         made = p | "rows" >> ps.Create([("a", 1)]) | ps.RunInference(handler, model_metadata_pcoll=versions)
-        with pytest.raises(UsageError, match=r"share their model with \['b'\]"):
+        with pytest.raises(UsageError) as error:
             made.collect()
+    assert message in str(error.value)
 
 
 def test_an_error_in_the_branch_of_versions_ends_a_run_that_is_under_way(tmp_path):

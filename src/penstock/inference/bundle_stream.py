@@ -246,10 +246,9 @@ class InferenceStream:
         while pending.ticket.stale is not None:
             answers, times = self._prepared_again(pending), times + 1
             if times > MOST_CHANGES:
-                what = "prepare_key() gives another text where the model is, for the same files"
-                raise StepError(
-                    f"step {self._step!r}: rows were prepared {times} times and never for the right model: {what}"
-                )
+                what = f"rows were prepared {times} times, and never for the model that is there"
+                why = "prepare_key() must give the same text in every process for the same files"
+                raise StepError(f"step {self._step!r}: {what}: {why}")
         ticket, passage = pending.ticket, pending.passage
         if passage.is_sorted:
             answers = in_order_of_rows(passage, ticket, answers)

@@ -269,9 +269,9 @@ def _versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any]
     for row in rows:
         for each in row if isinstance(row, list) else [row]:
             if isinstance(each, KeyModelPathMapping) or (hasattr(each, "keys") and hasattr(each, "update_path")):
-                yield list(each.keys), str(each.update_path), str(each.model_id or each.update_path)
+                yield list(each.keys), str(each.update_path), without_secrets(str(each.model_id or each.update_path))
             elif isinstance(each, ModelMetadata) or (hasattr(each, "model_id") and hasattr(each, "model_name")):
-                yield None, str(each.model_id), str(each.model_id)
+                yield None, str(each.model_id), without_secrets(str(each.model_id))
             else:
                 raise UsageError(
                     f"step {step!r}: model_metadata_pcoll gave a {type(each).__name__}; expected ModelMetadata(model_id, "
