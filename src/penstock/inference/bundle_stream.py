@@ -242,13 +242,10 @@ class InferenceStream:
     def _take(self) -> Made:
         """What the oldest rows in flight came to, when that is there."""
         pending = self._pending[0]
-        answers, times = self._lane.wait(pending.ticket), 0
+        answers = self._lane.wait(pending.ticket)
         while pending.ticket.stale is not None:
-            answers, times = self._prepared_again(pending), times + 1
-            if times > MOST_CHANGES:
-                what = f"rows were prepared {times} times, and never for the model that is there"
-                why = "prepare_key() must give the same text in every process for the same files"
-                raise StepError(f"step {self._step!r}: {what}: {why}")
+            self._prepare_again(pending.ticket.stale)
+            answers = self._lane.wait(pending.ticket)
         ticket, passage = pending.ticket, pending.passage
         if passage.is_sorted:
             answers = in_order_of_rows(passage, ticket, answers)
@@ -276,19 +273,26 @@ class InferenceStream:
         whole = len(kept) == len(passage.positions)
         return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
 
-    def _prepared_again(self, pending: Pending) -> Any:
-        """The answers to rows whose model was replaced by one that takes them prepared otherwise, once they are."""
-        passage, stale = pending.passage, pending.ticket.stale
-        assert stale is not None
-        self._preparers.change(stale)
-        self._intake.prepare_again(passage, pending.alone)
-        ticket = pending.ticket = self._intake.ticket(passage)
-        self._in_flight += row_count(ticket.block) - pending.rows
-        pending.rows = row_count(ticket.block)
-        if pending.rows:
-            given = {"weights": passage.weights, "lengths": passage.lengths}
-            self._lane.submit(ticket, self._spec.inference_args, **given, alone=pending.alone)
-        return self._lane.wait(ticket)
+    def _prepare_again(self, version: int) -> None:
+        """Rows came back because their model was replaced by one that takes them prepared otherwise: they are, and all that
+        came back are submitted once more."""
+        self._preparers.change(version)
+        for pending in self._pending:
+            if pending.ticket.stale is None or not pending.ticket.settled:
+                continue
+            pending.changes += 1
+            if pending.changes > MOST_CHANGES:
+                what = f"rows were prepared {pending.changes} times, and never for the model that is there"
+                why = "prepare_key() must give the same text in every process for the same files"
+                raise StepError(f"step {self._step!r}: {what}: {why}")
+            passage = pending.passage
+            self._intake.prepare_again(passage, pending.alone)
+            ticket = pending.ticket = self._intake.ticket(passage)
+            self._in_flight += row_count(ticket.block) - pending.rows
+            pending.rows = row_count(ticket.block)
+            if pending.rows:
+                given = {"weights": passage.weights, "lengths": passage.lengths}
+                self._lane.submit(ticket, self._spec.inference_args, **given, alone=pending.alone)
 
     def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
         ticket, passage = pending.ticket, pending.passage

@@ -36,6 +36,7 @@ class Pending:
     rows: int
     bytes: int
     alone: bool = False  # they are one batch as they are
+    changes: int = 0  # how often they were prepared again, for another version of the model
 
 
 def in_order_of_rows(passage: Passage, ticket: Ticket, answers: Any) -> Any:
