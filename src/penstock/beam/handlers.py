@@ -1,0 +1,117 @@
+"""Handlers that were written against Beam's ModelHandler, as handlers of Penstock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apache_beam.ml.inference import base
+
+from penstock.errors import UsageError
+from penstock.inference.handler import ModelHandler
+from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
+
+BATCHING = {  # arguments of Beam's batching: what each is called here; None: there is nothing to set
+    "min_batch_size": "min_batch_size",
+    "max_batch_size": "max_batch_size",
+    "max_batch_duration_secs": "max_batch_duration_secs",
+    "max_batch_weight": "max_batch_weight",
+    "element_size_fn": "element_size_fn",
+    "length_fn": None,  # get_lengths() calls it
+    "bucket_boundaries": None,
+    "target_batch_overhead": None,
+    "target_batch_duration_secs": None,
+    "target_batch_duration_secs_including_fixed_cost": None,
+    "variance": None,
+    "clock": None,
+    "record_metrics": None,
+}
+
+
+def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:
+    """A handler of Penstock that does what this one does. One of Penstock's is given back as it is."""
+    if isinstance(handler, ModelHandler):
+        return handler
+    if not isinstance(handler, base.ModelHandler):
+        hint = f"call it: {handler.__name__}(...)" if isinstance(handler, type) else "subclass penstock.beam.ModelHandler"
+        raise UsageError(f"{handler!r}: expected a ModelHandler of Penstock or of Beam; {hint}")
+    made, before, after, no_batching = _peeled(handler)
+    for function in reversed(before):  # the last one attached runs first
+        made = made.with_preprocess_fn(function)
+    for function in after:
+        made = made.with_postprocess_fn(function)
+    return made.with_no_batching() if no_batching else made
+
+
+def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], Sequence[Any], bool]:
+    """The handler inside, and the functions around it, in the order in which they run."""
+    before, after = list(handler.get_preprocess_fns()), list(handler.get_postprocess_fns())
+    no_batching = False
+    while isinstance(
+        handler, (base._PreProcessingModelHandler, base._PostProcessingModelHandler, base._PrebatchedModelHandler)
+    ):
+        no_batching = no_batching or isinstance(handler, base._PrebatchedModelHandler)
+        handler = handler._base
+    if type(handler) is base.MaybeKeyedModelHandler:
+        return MaybeKeyedModelHandler(from_beam(handler._unkeyed)), before, after, no_batching
+    if type(handler) is not base.KeyedModelHandler:
+        return BeamModelHandler(handler), before, after, no_batching
+    if handler._single_model:
+        return KeyedModelHandler(from_beam(handler._unkeyed)), before, after, no_batching
+    return _keyed(handler), before, after, no_batching
+
+
+def _keyed(handler: Any) -> KeyedModelHandler:
+    keys: dict[Any, list[Any]] = {}
+    for key, first in handler._key_to_id_map.items():
+        keys.setdefault(first, []).append(key)
+    mappings = [KeyModelMapping(keys[first], from_beam(own)) for first, own in handler._id_to_mh_map.items()]
+    return KeyedModelHandler(mappings, max_models_per_worker_hint=handler._max_models_per_worker_hint)
+
+
+class BeamModelHandler(ModelHandler[Any, Any, Any]):
+    """A handler of Beam's, asked for all that it says of itself. It may never have called super().__init__()."""
+
+    def __init__(self, handler: Any) -> None:
+        self.beam = handler
+        self._env_vars = dict(getattr(handler, "_env_vars", None) or {})
+        kwargs = dict(handler.batch_elements_kwargs())
+        if unknown := sorted(set(kwargs) - set(BATCHING)):
+            raise UsageError(f"{type(handler).__name__}.batch_elements_kwargs() has {unknown}, which Penstock does not know")
+        self._length_fn = kwargs.get("length_fn") or getattr(handler, "_batch_length_fn", None)
+
+    def load_model(self) -> Any:
+        return self.beam.load_model()
+
+    def run_inference(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any] | None = None) -> Any:
+        return list(self.beam.run_inference(batch, model, inference_args))
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        given = self.beam.batch_elements_kwargs()
+        return {own: given[name] for name, own in BATCHING.items() if own is not None and given.get(name) is not None}
+
+    def measures_length(self) -> bool:
+        return self._length_fn is not None
+
+    def get_lengths(self, batch: Sequence[Any]) -> Sequence[int]:
+        assert self._length_fn is not None
+        return [int(self._length_fn(example)) for example in batch]
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        return int(self.beam.get_num_bytes(batch))
+
+    def get_metrics_namespace(self) -> str:
+        return str(self.beam.get_metrics_namespace())
+
+    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
+        self.beam.validate_inference_args(inference_args)
+
+    def update_model_path(self, model_path: str) -> None:
+        self.beam.update_model_path(model_path)
+
+    def share_model_across_processes(self) -> bool:
+        return bool(self.beam.share_model_across_processes())
+
+    def model_copies(self) -> int | None:
+        copies = int(self.beam.model_copies())
+        return None if copies == 1 else copies

@@ -1,0 +1,122 @@
+"""RunInference for pipelines of Apache Beam."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+
+from penstock.beam.handlers import from_beam
+from penstock.beam.inference_dofn import InferenceDoFn
+from penstock.errors import UsageError
+from penstock.failures import ErrorClass, Handling
+from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing
+from penstock.inference.spec import InferenceSpec
+
+MAIN = "main"
+_runs: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # ids of pipelines
+
+
+class RunInferenceDLQ(NamedTuple):
+    """The elements that have no answer, as collections of (element, (class of the error, its repr, its traceback))."""
+
+    failed_inferences: Any
+    failed_preprocessing: list[Any]  # one for each function, in the order in which they run
+    failed_postprocessing: list[Any]
+
+
+class RunInference(beam.PTransform):  # type: ignore[misc]
+    """One answer for each element, from the model that the handler describes: one of Penstock's, or one that was written
+    against Beam's ModelHandler. Elements of all bundles and threads of a process meet in front of the model, and those of
+    all processes of the machine where they share it."""
+
+    def __init__(
+        self,
+        model_handler: Any,
+        clock: Any = time,
+        inference_args: Mapping[str, Any] | None = None,
+        metrics_namespace: str | None = None,
+        *,
+        model_identifier: str | None = None,
+        use_model_manager: bool = False,
+        model_manager_args: Mapping[str, Any] | None = None,
+        monitoring_transform: Any = None,
+    ) -> None:
+        """As of Beam's RunInference. clock, use_model_manager and model_manager_args are accepted and have nothing to do:
+        sizes of batches are found otherwise, and many models always have a budget (KeyedModelHandler)."""
+        super().__init__()
+        handler = from_beam(model_handler)
+        self._spec = InferenceSpec.of(handler, inference_args, metrics_namespace, model_identifier=model_identifier)
+        self._monitoring = monitoring_transform
+        self._hints = _hints_of(model_handler)
+
+    @classmethod
+    def from_callable(cls, model_handler_provider: Any, **kwargs: Any) -> RunInference:
+        return cls(model_handler_provider(**kwargs))
+
+    def with_monitoring_transform(self, monitoring_transform: Any) -> RunInference:
+        """This step, with a transform that gets a copy of the answers as the model gave them."""
+        changed = copy.copy(self)
+        changed._monitoring = monitoring_transform
+        return changed
+
+    def with_exception_handling(
+        self,
+        *,
+        exc_class: ErrorClass = Exception,
+        use_subprocess: bool = False,
+        threshold: float = 1.0,
+        timeout: float | None = None,
+    ) -> RunInference:
+        """This step for elements that may fail: it gives `(main, other)`, with what failed in `other` (RunInferenceDLQ),
+        element by element. `threshold` counts elements."""
+        handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
+        changed = copy.copy(self)
+        changed._spec = replace(self._spec, handling=handling)
+        return changed
+
+    def expand(self, pcoll: Any) -> Any:
+        spec = self._spec
+        if self._monitoring is not None and spec.path.functions_after:
+            raise UsageError("monitoring_transform= sees answers before postprocess functions: put these into a beam.Map")
+        step = self.label or type(self).__name__
+        do_fn = InferenceDoFn(spec, f"{step} {spec.id}", _run_of(pcoll.pipeline))
+        inference = beam.ParDo(do_fn).with_resource_hints(**self._hints)
+        if spec.handling is None:
+            answers = pcoll | "BeamML_RunInference" >> inference
+            self._monitor(answers)
+            return answers
+        tags = spec.path.failure_tags()
+        made = pcoll | "BeamML_RunInference" >> inference.with_outputs(*tags, main=MAIN)
+        self._monitor(made[MAIN])
+        path = spec.path
+        other = RunInferenceDLQ(
+            made[FAILED_INFERENCES],
+            [made[failed_preprocessing(number)] for number in range(path.functions_before)],
+            [made[failed_postprocessing(number)] for number in range(path.functions_after)],
+        )
+        return made[MAIN], other
+
+    def _monitor(self, answers: Any) -> None:
+        if self._monitoring is not None:
+            answers | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
+
+
+def _run_of(pipeline: Any) -> str:
+    """The id of a pipeline, which its steps share."""
+    return _runs.setdefault(pipeline, secrets.token_hex(8))
+
+
+def _hints_of(handler: Any) -> dict[str, Any]:
+    """Resource hints as Beam knows them."""
+    given = dict(handler.get_resource_hints())
+    if isinstance(given.get("accelerator"), str) and ":" not in given["accelerator"]:
+        given.pop("accelerator")  # "gpu": which one is Beam's to know, type:...;count:...
+    given.pop("cpus", None)
+    return given
