@@ -1,8 +1,10 @@
 """For pipelines of Apache Beam: RunInference and handlers under the names that Beam has for them."""
 
+from apache_beam.ml.inference.base import RateLimitExceeded, RemoteModelHandler
+
+from penstock.beam.handlers import BeamBase as ModelHandler
 from penstock.beam.handlers import from_beam
 from penstock.beam.transform import RunInference, RunInferenceDLQ
-from penstock.inference.handler import ModelHandler
 from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata
 from penstock.rows import PredictionResult
@@ -15,6 +17,8 @@ __all__ = [
     "ModelHandler",
     "ModelMetadata",
     "PredictionResult",
+    "RateLimitExceeded",
+    "RemoteModelHandler",
     "RunInference",
     "RunInferenceDLQ",
     "from_beam",

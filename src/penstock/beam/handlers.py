@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apache_beam.ml.inference import base
 
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ModelHandler, is_prebatched, variables_of
 from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
+from penstock.rows import PredictionResult
 
 BATCHING = {  # arguments of Beam's batching: what each is called here; None: there is nothing to set
     "min_batch_size": "min_batch_size",
@@ -69,6 +71,28 @@ def _keyed(handler: Any) -> KeyedModelHandler:
     return KeyedModelHandler(mappings, max_models_per_worker_hint=handler._max_models_per_worker_hint)
 
 
+class BeamBase(ModelHandler[Any, Any, Any]):
+    """Penstock's ModelHandler with what else Beam's has, for handlers whose base is replaced."""
+
+    def __init__(self, *, batch_bucket_boundaries: Sequence[int] | None = None, **settings: Any) -> None:
+        """batch_bucket_boundaries: accepted; rows of like length are found without them (batch_length_fn)."""
+        super().__init__(**settings)
+
+    def should_skip_batching(self) -> bool:
+        return is_prebatched(self)
+
+    def set_environment_vars(self) -> None:
+        os.environ.update(variables_of(self))
+
+    def override_metrics(self, metrics_namespace: str = "") -> bool:
+        """False: what is counted is what Penstock counts."""
+        return False
+
+    def should_garbage_collect_on_timeout(self) -> bool:
+        """True: a process whose model took too long is ended, with the model."""
+        return True
+
+
 class BeamModelHandler(ModelHandler[Any, Any, Any]):
     """A handler of Beam's, asked for all that it says of itself. It may never have called super().__init__()."""
 
@@ -84,7 +108,8 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
         return self.beam.load_model()
 
     def run_inference(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any] | None = None) -> Any:
-        return list(self.beam.run_inference(batch, model, inference_args))
+        made = list(self.beam.run_inference(batch, model, inference_args))
+        return [PredictionResult(*each) if type(each) is base.PredictionResult else each for each in made]
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         given = self.beam.batch_elements_kwargs()

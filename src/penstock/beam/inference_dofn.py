@@ -18,6 +18,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
+from penstock.beam.versions import announce
 from penstock.blocks import rows_of, size_of
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.in_flight import Made
@@ -38,9 +39,15 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._run = run
         self._held: process_sessions.PipelineSessions | None = None
         self._stream: InferenceStream | None = None
+        self._versions: Any = None  # that were announced last
 
     def setup(self) -> None:
-        self._held = process_sessions.opened(self._run)
+        self._open()
+
+    def _open(self) -> process_sessions.PipelineSessions:
+        if self._held is None:
+            self._held = process_sessions.opened(self._run)
+        return self._held
 
     def teardown(self) -> None:
         if self._held is not None:
@@ -55,7 +62,11 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._origins: dict[int, WindowedValue] = {}  # by position in the bundle
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
-    def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterator[Any]:
+    def process(self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterator[Any]:
+        """versions: of the model, where it changes: a ModelMetadata, or a list of KeyModelPathMapping; else None."""
+        if versions is not None and versions != self._versions:
+            self._versions = versions
+            announce(versions, self._spec, self._step, self._open().sessions.around)
         self._origins[self._pushed + len(self._elements)] = origin
         self._elements.append(element)
         self._bytes += size_of(element)
@@ -81,9 +92,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._abandon()
 
     def _push(self) -> Iterable[Any]:
-        assert self._held is not None
+        held = self._open()
         if self._stream is None:
-            self._stream = open_stream(self._spec, self._step, self._held.sessions, self._held.caller())
+            self._stream = open_stream(self._spec, self._step, held.sessions, held.caller())
         elements, self._elements, self._bytes = self._elements, [], 0
         self._pushed += len(elements)
         return self._out(self._stream.push(elements))

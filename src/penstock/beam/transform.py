@@ -14,9 +14,11 @@ import apache_beam as beam
 
 from penstock.beam.handlers import from_beam
 from penstock.beam.inference_dofn import InferenceDoFn
+from penstock.beam.thresholds import check_threshold
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
 from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing
+from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec
 
 MAIN = "main"
@@ -43,16 +45,33 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         inference_args: Mapping[str, Any] | None = None,
         metrics_namespace: str | None = None,
         *,
+        model_metadata_pcoll: Any = None,
+        watch_model_pattern: str | None = None,
         model_identifier: str | None = None,
         use_model_manager: bool = False,
         model_manager_args: Mapping[str, Any] | None = None,
         monitoring_transform: Any = None,
+        validate: Any = None,
+        golden_rows: Any = None,
+        interval: float | None = None,
+        stop_timestamp: Any = None,
     ) -> None:
-        """As of Beam's RunInference. clock, use_model_manager and model_manager_args are accepted and have nothing to do:
-        sizes of batches are found otherwise, and many models always have a budget (KeyedModelHandler)."""
+        """As of Beam's RunInference; interval= and stop_timestamp= are for watch_model_pattern=. clock, use_model_manager
+        and model_manager_args are accepted and have nothing to do: sizes of batches are found otherwise, and many models
+        always have a budget (KeyedModelHandler). validate(model, golden_rows) checks a new model before it is used."""
         super().__init__()
+        if model_metadata_pcoll is not None and watch_model_pattern is not None:
+            raise UsageError("give watch_model_pattern= or model_metadata_pcoll=, not both: each says where new models are")
+        self._metadata = model_metadata_pcoll
+        self._pattern = watch_model_pattern
+        timing = {"interval": interval, "stop_timestamp": stop_timestamp}
+        self._timing = {name: value for name, value in timing.items() if value is not None}
+        changes = model_metadata_pcoll is not None or watch_model_pattern is not None
+        refresh = Refresh.of(validate=validate, golden_rows=golden_rows) if changes else None
         handler = from_beam(model_handler)
-        self._spec = InferenceSpec.of(handler, inference_args, metrics_namespace, model_identifier=model_identifier)
+        self._spec = InferenceSpec.of(
+            handler, inference_args, metrics_namespace, model_identifier=model_identifier, refresh=refresh
+        )
         self._monitoring = monitoring_transform
         self._hints = _hints_of(model_handler)
 
@@ -87,7 +106,7 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
             raise UsageError("monitoring_transform= sees answers before postprocess functions: put these into a beam.Map")
         step = self.label or type(self).__name__
         do_fn = InferenceDoFn(spec, f"{step} {spec.id}", _run_of(pcoll.pipeline))
-        inference = beam.ParDo(do_fn).with_resource_hints(**self._hints)
+        inference = beam.ParDo(do_fn, self._versions(pcoll.pipeline)).with_resource_hints(**self._hints)
         if spec.handling is None:
             answers = pcoll | "BeamML_RunInference" >> inference
             self._monitor(answers)
@@ -95,6 +114,7 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         tags = spec.path.failure_tags()
         made = pcoll | "BeamML_RunInference" >> inference.with_outputs(*tags, main=MAIN)
         self._monitor(made[MAIN])
+        check_threshold(made[MAIN], [made[tag] for tag in tags], spec.handling.threshold)
         path = spec.path
         other = RunInferenceDLQ(
             made[FAILED_INFERENCES],
@@ -102,6 +122,15 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
             [made[failed_postprocessing(number)] for number in range(path.functions_after)],
         )
         return made[MAIN], other
+
+    def _versions(self, pipeline: Any) -> Any:
+        """The side input that new versions of the model come by, if it changes."""
+        metadata = self._metadata
+        if self._pattern is not None:
+            from apache_beam.ml.inference.utils import WatchFilePattern
+
+            metadata = pipeline | WatchFilePattern(file_pattern=self._pattern, **self._timing)
+        return None if metadata is None else beam.pvalue.AsSingleton(metadata)
 
     def _monitor(self, answers: Any) -> None:
         if self._monitoring is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from penstock.errors import UsageError
+from penstock.io.files import without_secrets
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.traits import Traits
 
@@ -73,3 +74,18 @@ def checked_interval(interval: float) -> float:
     if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
         raise UsageError(f"interval={interval!r}: expected seconds, more than 0")
     return float(interval)
+
+
+def versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any] | None, str, str]]:
+    """The keys, the path and the id of each version; those of Beam have the same names."""
+    for row in rows:
+        for each in row if isinstance(row, list) else [row]:
+            if isinstance(each, KeyModelPathMapping) or (hasattr(each, "keys") and hasattr(each, "update_path")):
+                yield list(each.keys), str(each.update_path), without_secrets(str(each.model_id or each.update_path))
+            elif isinstance(each, ModelMetadata) or (hasattr(each, "model_id") and hasattr(each, "model_name")):
+                yield None, str(each.model_id), without_secrets(str(each.model_id))
+            else:
+                raise UsageError(
+                    f"step {step!r}: model_metadata_pcoll gave a {type(each).__name__}; expected ModelMetadata(model_id, "
+                    "model_name), or KeyModelPathMapping(keys, update_path, model_id) where there is a model for each key"
+                )

@@ -10,6 +10,7 @@ Each is put in place by a rename, so that nobody reads half of one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.models.rendezvous import make_private, name_of
-from penstock.models.versions import Trial, Version, Wanted
+from penstock.models.versions import KEPT, Trial, Version, Wanted, wanted_of
 
 
 @dataclass(slots=True)
@@ -55,6 +56,20 @@ class VersionFiles:
     def publish(self, wanted: Mapping[str, Wanted]) -> None:
         make_private(self.folder)
         _put(f"{self._stem}.versions", {name: each.to_json() for name, each in wanted.items()})
+
+    def announce(self, model: str, path: str, model_id: str, stamp: str) -> bool:
+        """A version is to be used from now on, says one of several processes that watch. Whether it was the first."""
+        make_private(self.folder)
+        with open(f"{self._stem}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            wanted = self.wanted()
+            serve = wanted_of(wanted, model).serve
+            if serve[0].number and (serve[0].path, serve[0].stamp) == (path, stamp):
+                return False
+            numbers = [version.number for each in wanted.values() for version in each.serve]
+            version = Version(max(numbers, default=0) + 1, path, model_id, stamp)
+            self.publish({**wanted, model: Wanted((version, *serve)[:KEPT])})
+        return True
 
     def mark(self) -> tuple[int, int] | None:
         """Changes with what is wanted; None: nothing was ever said."""

@@ -24,7 +24,7 @@ from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
 from penstock.io.files import place_of, without_secrets
 from penstock.io.memory import Create
-from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata, WatchModels
+from penstock.io.model_versions import WatchModels, versions_of
 from penstock.models.place import Surroundings
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Rollout, Trial
@@ -140,7 +140,7 @@ class _ChangingModel:
 
     def announce(self, rows: Sequence[Any]) -> bool:
         """Versions of its models. Whether anything is new."""
-        made = [self._announced(*version) for version in _versions_of(rows, self.step)]
+        made = [self._announced(*version) for version in versions_of(rows, self.step)]
         return any(made)
 
     def publish(self) -> None:
@@ -262,18 +262,3 @@ class _Branch:
             return node
 
         return Graph([changed(node) for node in self._graph.nodes], self._graph.collect)
-
-
-def _versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any] | None, str, str]]:
-    """The keys, the path and the id of each version; those of Beam have the same names."""
-    for row in rows:
-        for each in row if isinstance(row, list) else [row]:
-            if isinstance(each, KeyModelPathMapping) or (hasattr(each, "keys") and hasattr(each, "update_path")):
-                yield list(each.keys), str(each.update_path), without_secrets(str(each.model_id or each.update_path))
-            elif isinstance(each, ModelMetadata) or (hasattr(each, "model_id") and hasattr(each, "model_name")):
-                yield None, str(each.model_id), without_secrets(str(each.model_id))
-            else:
-                raise UsageError(
-                    f"step {step!r}: model_metadata_pcoll gave a {type(each).__name__}; expected ModelMetadata(model_id, "
-                    "model_name), or KeyModelPathMapping(keys, update_path, model_id) where there is a model for each key"
-                )
