@@ -27,6 +27,7 @@ from penstock.inference.stream import open_stream
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
+SAMPLED_EVERY = 16  # rows whose bytes are counted
 
 
 class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
@@ -56,57 +57,64 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
 
     def start_bundle(self) -> None:
         self._abandon()
-        self._elements: list[Any] = []
-        self._bytes = 0
-        self._pushed = 0
-        self._origins: dict[int, WindowedValue] = {}  # by position in the bundle
+        self._origins: list[Any] = []  # the elements of the bundle, with their windows; None: it is answered
+        self._pushed = 0  # of them, those that were submitted
+        self._bytes = self._row_bytes = 0  # of those that were not, about
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
-    def process(self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterator[Any]:
-        """versions: of the model, where it changes: a ModelMetadata, or a list of KeyModelPathMapping; else None."""
+    def process(
+        self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
+    ) -> Iterable[Any] | None:
+        """versions: of the model, where it changes: a ModelMetadata, or a list of KeyModelPathMapping; else None. This is
+        called for every element, and most calls do nothing but this."""
         if versions is not None and versions != self._versions:
             self._versions = versions
             announce(versions, self._spec, self._step, self._open().sessions.around)
-        self._origins[self._pushed + len(self._elements)] = origin
-        self._elements.append(element)
-        self._bytes += size_of(element)
-        if len(self._elements) < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
-            return
+        self._origins.append(origin)
+        gathered = len(self._origins) - self._pushed
+        if gathered % SAMPLED_EVERY == 1:
+            self._row_bytes = size_of(element)
+        self._bytes += self._row_bytes
+        if gathered < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
+            return None
+        made, self._waiting = [*self._waiting, *self._push()], []
         if len(origin.windows) == 1:
-            yield from self._waiting
-            self._waiting = []
-            yield from self._push()
-        else:  # Beam would multiply the windows of whatever goes out now
-            self._waiting += self._push()
+            return made
+        self._waiting = made  # Beam would multiply the windows of whatever goes out now
+        return None
 
     def finish_bundle(self) -> Iterator[Any]:
         yield from self._waiting
         self._waiting = []
-        if self._elements:
+        if self._pushed < len(self._origins):
             yield from self._push()
         stream, held = self._stream, self._held
         if stream is None or held is None:
             return
-        yield from self._out(stream.finish())
+        for made in stream.finish():
+            yield from self._out(made)
         held.metrics.report(self._step, stream.metrics, held.sessions.drain_metrics())
         self._abandon()
 
-    def _push(self) -> Iterable[Any]:
+    def _push(self) -> list[Any]:
         held = self._open()
         if self._stream is None:
             self._stream = open_stream(self._spec, self._step, held.sessions, held.caller())
-        elements, self._elements, self._bytes = self._elements, [], 0
-        self._pushed += len(elements)
-        return self._out(self._stream.push(elements))
+        elements = [origin.value for origin in self._origins[self._pushed :]]
+        self._pushed, self._bytes = len(self._origins), 0
+        return [each for made in self._stream.push(elements) for each in self._out(made)]
 
-    def _out(self, made: Iterable[Made]) -> Iterator[Any]:
-        for each in made:
-            keep = self._spec.path.prebatched  # several answers are of one element then
-            for row, at in zip(rows_of(each.block), each.positions, strict=True):
-                origin = self._origins[at] if keep else self._origins.pop(at)
-                value = row if each.failed is None else as_beam(*row)
-                answer = WindowedValue(value, origin.timestamp, origin.windows, origin.pane_info)
-                yield answer if each.failed is None else TaggedOutput(each.failed, answer)
+    def _out(self, made: Made) -> list[Any]:
+        """What goes out, with the windows, the time and the pane of the elements."""
+        rows, at = rows_of(made.block), made.positions
+        origins = self._origins[at.start : at.stop] if isinstance(at, range) else [self._origins[each] for each in at]
+        if not self._spec.path.prebatched:  # else several answers are of one element
+            for each in at:
+                self._origins[each] = None
+        if made.failed is None:
+            return [origin.with_value(row) for origin, row in zip(origins, rows, strict=True)]
+        tag, failed = made.failed, zip(origins, rows, strict=True)
+        return [TaggedOutput(tag, origin.with_value(as_beam(*row))) for origin, row in failed]
 
     def _abandon(self) -> None:
         """Of a bundle that has ended, or has failed: what is in flight, nobody wants."""
