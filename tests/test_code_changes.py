@@ -20,12 +20,11 @@ from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.io.source import FileSource
 from penstock.journal.identity import changes, describe_run
 from penstock.journal.identity.run import OWN_FLAGS, OWN_SWITCHES
-from penstock.pipeline.pipeline import Graph
 from penstock.run.plan import make_plan
 
 
 def described(p):
-    graph = Graph(p._nodes)
+    graph = p._whole_graph()
     return describe_run(graph, make_plan(graph))
 
 

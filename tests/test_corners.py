@@ -20,7 +20,6 @@ from penstock.errors import AccountingError, OutputError, StepError, UsageError
 from penstock.io.jsonl import JsonlSink, JsonlWriter
 from penstock.io.parquet_writing import ParquetSink, ParquetWriter
 from penstock.observe.result import StepCount
-from penstock.pipeline.pipeline import Graph
 from penstock.run.accounting import check_counts
 from penstock.transport.interpreters import describe_exit
 
@@ -308,11 +307,11 @@ def test_rows_that_go_missing_in_a_partition_or_behind_one_of_its_outputs_are_no
         "a": StepCount(3, 3),
         "b": StepCount(2, 2),
     }
-    check_counts(Graph(p._nodes), counts)
+    check_counts(p._whole_graph(), counts)
     with pytest.raises(AccountingError, match="took 5 rows and gave 4; it must give one for each"):
-        check_counts(Graph(p._nodes), counts | {cut: StepCount(5, 4, tags={"0": 2, "1": 2}), "a": StepCount(2, 2)})
+        check_counts(p._whole_graph(), counts | {cut: StepCount(5, 4, tags={"0": 2, "1": 2}), "a": StepCount(2, 2)})
     with pytest.raises(AccountingError, match="step 'b' was given 2 rows and took 1"):
-        check_counts(Graph(p._nodes), counts | {"b": StepCount(1, 1)})
+        check_counts(p._whole_graph(), counts | {"b": StepCount(1, 1)})
 
 
 def test_a_run_counts_the_rows_of_every_output(pipeline):

@@ -10,7 +10,6 @@ import pytest
 import penstock as ps
 from penstock.errors import EngineError, StepError, TransientError, WorkerDiedError
 from penstock.observe.metrics import MetricKey, Metrics
-from penstock.pipeline.pipeline import Graph
 from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Died, Done, Failed, FleetSpec, Progress, Ready
 from penstock.run.outcomes import Tally
@@ -54,7 +53,7 @@ DONE = Done(0, BundleResult(rows_read=3), [])
 def set_up_for(workers):
     p = ps.Pipeline(workers=workers)
     p | ps.Create([1, 2, 3]) | ps.Map(str)
-    job = Job(Graph(p._nodes), p.options, ps.LocalEngine())
+    job = Job(p._whole_graph(), p.options, ps.LocalEngine())
     return job, set_up(job, lay_out(job, list_inputs(job.plan))[0])
 
 

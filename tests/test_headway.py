@@ -13,7 +13,6 @@ from penstock.inference.session import Sessions
 from penstock.io.source import Source
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
-from penstock.pipeline.pipeline import Graph
 from penstock.run.plan import make_plan
 from penstock.steps.bundle import Assignment, StageRunner
 from penstock.steps.bundle_progress import Line
@@ -64,7 +63,7 @@ def seen(monkeypatch):
     def run(build, *blocks, **around):
         p = ps.Pipeline()
         build(p | ps.Read(Rows(*blocks)))
-        plan = make_plan(Graph(p._nodes))
+        plan = make_plan(p._whole_graph())
         runner = StageRunner(plan.stages[0], {}, Sessions(Metrics(), Surroundings(**around)))
         SEEN.clear()
         monkeypatch.setattr(f"{__name__}.ASK", lambda: runner.rows_done)

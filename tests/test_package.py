@@ -45,7 +45,7 @@ LAYERS = {
     "steps": {"inference", "io", "batching", "observe", "pipeline", "transport", "retry", *BASE},
     "testing": {"inference", "io", "observe", "pipeline", "rows", "blocks", "errors"},
     "handlers": {"answers", "inference", "io", "rows", "blocks", "errors"},
-    "inference": {"models", "batching", "observe", "pipeline", "transport", "seeding", "retry", "version", *BASE},
+    "inference": {"io", "models", "batching", "observe", "pipeline", "transport", "seeding", "retry", "version", *BASE},
     "io": {"pipeline", "crashes", *BASE},
     "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "observe", "transport", *BASE},
@@ -72,10 +72,12 @@ PURE = [
     "batching/*.py",
     *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands")),
     *(f"models/{name}.py" for name in ("budget", "fronts", "residency", "uses", "keyed_models")),
-    *(f"models/{name}.py" for name in ("outcome", "place")),
+    *(f"models/{name}.py" for name in ("outcome", "place", "versions")),
+    "io/new_models.py",
     *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",
+    "io/new_models.py",
 ]
 ACTING = {
     "os",
@@ -208,6 +210,7 @@ def test_importing_penstock_imports_no_framework():
         "apache_beam",
         "transformers",
         "sqlalchemy",
+        "mlflow",
         "psycopg",
         "multiprocessing",
     }

@@ -36,6 +36,7 @@ from penstock.tables import table_of
 ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
+MOST_CHANGES = 20  # of how rows are prepared, while they are on their way
 PIECES_OF_WINDOW = 8  # at least: how many rows are in flight is looked at between two
 
 
@@ -241,9 +242,13 @@ class InferenceStream:
     def _take(self) -> Made:
         """What the oldest rows in flight came to, when that is there."""
         pending = self._pending[0]
-        answers = self._lane.wait(pending.ticket)
+        answers, times = self._lane.wait(pending.ticket), 0
         while pending.ticket.stale is not None:
-            answers = self._prepared_again(pending)
+            answers, times = self._prepared_again(pending), times + 1
+            if times > MOST_CHANGES:
+                what = f"rows were prepared {times} times, and never for the model that is there"
+                why = "prepare_key() must give the same text in every process for the same files"
+                raise StepError(f"step {self._step!r}: {what}: {why}")
         ticket, passage = pending.ticket, pending.passage
         if passage.is_sorted:
             answers = in_order_of_rows(passage, ticket, answers)

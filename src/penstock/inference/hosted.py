@@ -47,6 +47,7 @@ class HostedSession:
     def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
         self._handler = spec.handler
+        self._changes = spec.refresh is not None
         self._owner = owner
         self.turn = owner.turn
         self._changed = owner.changed
@@ -163,8 +164,10 @@ class HostedSession:
             self._settle({number for number, _, _ in message.pieces})
 
     def _model_id(self, model: str | None) -> str | None:
-        """Of rows for which no outcome says it."""
+        """Of rows for which no outcome says it; where the model may change, nobody knows."""
         handler = self._handler
+        if self._changes:
+            return None
         try:
             if model is not None and isinstance(handler, ModelsByKey):
                 handler = handler.handler_of(model)

@@ -25,13 +25,14 @@ ANY_ERROR = Handling()
 class Live:
     """A version that is loaded here."""
 
-    __slots__ = ("copy", "leases", "on_trial", "prepared", "version")
+    __slots__ = ("copy", "is_proven", "leases", "on_trial", "prepared", "version")
 
     def __init__(self, version: Version, copy: ModelCopy, prepared: str | None) -> None:
         self.version = version
         self.copy = copy
         self.prepared = prepared  # with what its rows have to be; None: as they come
         self.leases = 0  # batches that run on it
+        self.is_proven = True  # it has answered a batch, or another is asked for what it cannot answer
         self.on_trial = False  # others answer most of the rows, until it is decided on
 
 

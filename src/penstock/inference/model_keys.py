@@ -36,10 +36,6 @@ class OfKey:
         """The keys that are known to have this model."""
         return ()
 
-    def path(self, name: str) -> str | None:
-        """What a model is loaded from, if that is known without its handler."""
-        return None
-
     def named_kinds(self) -> Iterator[tuple[str, Handler]]:
         """Those that may differ from the first, by name."""
         return iter(())
@@ -130,13 +126,13 @@ class Pattern(OfKey):
             return name
         if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
             raise LookupError("a key is text or a whole number, and part of the name of one file")
-        if self._is_local and not os.path.exists(self.path(name)):
-            raise LookupError(f"there is no {self.path(name)}")
+        if self._is_local and not os.path.exists(self._path(name)):
+            raise LookupError(f"there is no {self._path(name)}")
         self._seen.add(name)
         return name
 
     def handler(self, name: str) -> Handler:
-        return at_path(self._handler, self.path(name))
+        return at_path(self._handler, self._path(name))
 
     def same(self, other: OfKey) -> bool:
         return isinstance(other, Pattern) and self._pattern == other._pattern and same_handler(self._handler, other._handler)
@@ -156,7 +152,7 @@ class Pattern(OfKey):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": set()}
 
-    def path(self, name: str) -> str:
+    def _path(self, name: str) -> str:
         return self._pattern.replace("{key}", name)
 
 

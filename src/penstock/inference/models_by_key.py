@@ -70,7 +70,10 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
 
     def models_of(self, keys: Sequence[Any]) -> list[str]:
         """The models of some keys, all of which change: UsageError if another key has one of them."""
-        names = list(dict.fromkeys(self.model_of(key) for key in keys))
+        try:
+            names = list(dict.fromkeys(self._of_key.name(key) for key in keys))
+        except (LookupError, TypeError) as exc:
+            raise UsageError(f"a new version for the keys {list(keys)!r}, of which one has no model: {exc}") from None
         for name in names:
             if others := [key for key in self._of_key.keys_of(name) if key not in keys]:
                 raise UsageError(
@@ -78,10 +81,6 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
                     "of these keys in it, or give them models of their own, KeyModelMapping(keys, handler)"
                 )
         return names
-
-    def path_of(self, model: str) -> str | None:
-        """What a model is loaded from, if that is known without its handler."""
-        return None if model == DEFAULT else self._of_key.path(model)
 
     def handler_of(self, model: str) -> Handler:
         """The handler of a model."""

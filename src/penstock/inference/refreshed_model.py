@@ -18,9 +18,10 @@ from typing import Any
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
-from penstock.inference.live_versions import Call, Live, Reports, differing, free, prepared_with, told_error, tried
+from penstock.inference.live_versions import Call, Live, Reports, differing, free, told_error, tried
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
+from penstock.inference.version_loading import VersionLoader
 from penstock.models.freed_memory import trim
 from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
@@ -29,7 +30,6 @@ from penstock.retry import Retry
 from penstock.rows import let_through
 
 BREATH = 0.1  # seconds between two signs of life of a batch that waits for a model to be loaded
-DEATHS = 2  # of processes that loaded a version, after which nobody tries
 
 
 class RefreshedModel:
@@ -46,10 +46,9 @@ class RefreshedModel:
     ) -> None:
         """prepares_alike: how rows are prepared cannot change; versions that need that are refused."""
         self.name = name
-        self._make = make
         self._refresh = refresh
         self._reports = reports
-        self._prepares_alike = prepares_alike
+        self._loader = VersionLoader(name, make, refresh, reports, prepares_alike)
         self._loading = threading.Lock()  # whoever comes first loads the first version
         self._own = threading.local()  # whom to tell of a call, of each thread
         self._changed = threading.Condition()  # guards what follows
@@ -61,7 +60,6 @@ class RefreshedModel:
         self._is_paused = False  # the old one goes before the new one is loaded
         self._broken: ModelLoadError | None = None  # there is none
         self._retired: list[Live] = []
-        self._refused: set[int] = set()
 
     # As a ModelCopy.
 
@@ -76,14 +74,15 @@ class RefreshedModel:
 
     def _load_first(self) -> LoadedModel:
         error: BaseException = ModelLoadError(f"{self.name}: there is no version to load")
-        for version in self._candidates(self._reports.wanted(self.name)):
+        for version in self._loader.candidates(self._reports.wanted(self.name)):
             try:
-                live = self._loaded(version)
+                live = self._loader.load(version)
             except BaseException as exc:
                 let_through(exc)
                 error = exc
-                self._refuse(version, told_error(exc))
+                self._loader.refuse(version, told_error(exc))
                 continue
+            live.is_proven = version == ORIGINAL
             with self._changed:
                 self._serving = live
             self._reports.served(self.name, live, "when the model was first needed")
@@ -138,7 +137,9 @@ class RefreshedModel:
         with self._leased(row_count(batch), prepared) as (live, old):
             if live.prepared != prepared:
                 return Outcome([None] * row_count(batch), stale=live.version.number)
-            return call.on(live) if old is None else self._proved(live, old, call)
+            if old is not None:
+                return self._proved(live, old, call)
+            return call.on(live) if live.is_proven else self._proved_alone(live, call)
 
     # A version for a batch.
 
@@ -211,13 +212,51 @@ class RefreshedModel:
             self._judge(new, rows, len(errors), why)
         return made if made is not None and not failed and not errors else kept
 
+    def _proved_alone(self, first: Live, call: Call) -> Outcome:
+        """The answers of the version that was loaded first, with nothing behind it: if it fails for all rows, the one before
+        it is loaded, and takes its place if it does not."""
+        rows = row_count(call.batch)
+        with self._reports.at_work(first.version, "trial", rows):
+            made, why = tried(first, call)
+        if made is not None and len(made.failures) < rows:
+            first.is_proven = True
+            return call.for_another().on(first) if made.failures or made.again else made
+        with self._loading:
+            before = self._before(first)
+        if before is None:
+            first.is_proven = True
+            return call.for_another().on(first)
+        if before.prepared != first.prepared:
+            kept = Outcome([None] * rows, stale=before.version.number)
+        else:
+            kept = call.for_another().on(before)
+        if len(kept.failures) < rows:
+            with self._changed:
+                if self._serving is first:
+                    self._retire(first)
+                    self._serving = before
+            self._loader.refuse(first.version, f"it failed for all {rows} rows of its first batch: {why}")
+            self._reports.served(self.name, before, "after a newer one had failed")
+        return kept
+
+    def _before(self, first: Live) -> Live | None:
+        """The version to fall back on, loaded; None if there is none."""
+        with self._changed:
+            if self._serving is not first:
+                return self._serving
+        for version in self._loader.candidates(self._reports.wanted(self.name)):
+            if version.number != first.version.number and (live := self._loader.try_to_load(version)) is not None:
+                live.is_proven = True
+                return live
+        return None
+
     def _judge(self, new: Live, rows: int, errors: int, why: str) -> None:
         if new.on_trial:
             self._reports.tried(self.name, new.version, rows, errors)
         elif new is not self._new:
             return  # it is not wanted any more
         elif errors >= rows:
-            self._refuse(new.version, f"it failed for all {rows} rows of its first batch: {why}")
+            self._loader.refuse(new.version, f"it failed for all {rows} rows of its first batch: {why}")
             self._drop(new)
         else:
             self._take_over(new, "while the old one answered")
@@ -247,10 +286,6 @@ class RefreshedModel:
         if live is not None:
             self._retired.append(live)
 
-    def _refuse(self, version: Version, why: str) -> None:
-        self._refused.add(version.number)
-        self._reports.refused(self.name, version, why)
-
     # What the thread does.
 
     def follow(self, wanted: Wanted) -> None:
@@ -260,7 +295,7 @@ class RefreshedModel:
             if self._serving is None and self._broken is None:
                 return  # whoever needs it first loads the newest
             serving, new, trial = self._serving, self._new, self._trial
-        target = self._candidates(wanted)[0].number
+        target = self._loader.candidates(wanted)[0].number
         if new is not None and new.version.number != target:
             self._drop(new)
             new = None
@@ -275,7 +310,7 @@ class RefreshedModel:
         if target not in here:
             self._bring(wanted)
         self._share = wanted.share
-        if wanted.trial is not None and trial is None and wanted.trial.number not in self._refused:
+        if wanted.trial is not None and trial is None and not self._loader.is_refused(wanted.trial):
             self._begin_trial(wanted.trial)
 
     def tidy(self) -> None:
@@ -288,23 +323,18 @@ class RefreshedModel:
         if unused:
             trim()
 
-    def _candidates(self, wanted: Wanted) -> list[Version]:
-        """The newest first. The last is the one that is used whatever happened."""
-        found = [version for version in wanted.serve if version.number not in self._refused]
-        return found or [wanted.serve[-1]]
-
     def _bring(self, wanted: Wanted) -> None:
         """The newest version that can be had, if it is newer than what is here."""
         with self._changed:
             serving = self._serving
-        for version in self._candidates(wanted):
+        for version in self._loader.candidates(wanted):
             if serving is not None and version.number == serving.version.number:
                 return
-            why = None if serving is None else self._lacks_room(version, serving)
+            why = None if serving is None else self._loader.lacks_room(version, serving)
             if why is not None or serving is None:
                 self._replace(version, serving, why or "nothing was in service")
                 return
-            if (live := self._try_to_load(version)) is not None:
+            if (live := self._loader.try_to_load(version)) is not None:
                 with self._changed:
                     self._new = live
                 return
@@ -321,10 +351,10 @@ class RefreshedModel:
             if old is not None:
                 free(old)
                 trim()
-            live = self._try_to_load(version)
+            live = self._loader.try_to_load(version)
             if live is None and old is not None:
                 try:
-                    live = self._loaded(old.version)
+                    live = self._loader.load(old.version)
                 except BaseException as exc:
                     let_through(exc)
                     error = ModelLoadError(
@@ -345,55 +375,16 @@ class RefreshedModel:
             serving = self._serving
         if serving is None:
             return
-        if (why := self._lacks_room(version, serving)) is not None:
-            self._refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
+        if (why := self._loader.lacks_room(version, serving)) is not None:
+            self._loader.refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
             return
-        live = self._try_to_load(version)
+        live = self._loader.try_to_load(version)
         if live is not None and live.prepared != serving.prepared:
-            self._refuse(version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same")
+            self._loader.refuse(
+                version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same"
+            )
             free(live)
         elif live is not None:
             with self._changed:
                 live.on_trial = True
                 self._trial, self._owed = live, 0.0
-
-    def _lacks_room(self, version: Version, serving: Live) -> str | None:
-        try:
-            expected = max(serving.copy.bytes, self._make(version).file_bytes() or 0)
-        except Exception:  # its load says what is wrong
-            return None
-        return self._reports.room_for(expected, serving.copy.handler)
-
-    def _try_to_load(self, version: Version) -> Live | None:
-        try:
-            return self._loaded(version)
-        except BaseException as exc:
-            let_through(exc)
-            self._refuse(version, told_error(exc))
-            return None
-
-    def _loaded(self, version: Version) -> Live:
-        """Load a version, and check it."""
-        for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
-            if self._reports.deaths(version, what) >= limit:
-                done = "loaded it" if what == "load" else "answered its first rows"
-                raise ModelLoadError(f"processes that {done} have died")
-        with self._reports.at_work(version, "load"):
-            copy = self._make(version)
-            copy.load()
-            assert copy.loaded is not None
-            if not self._reports.is_as_announced(version):
-                raise ModelLoadError("its files were changed while it was loaded")
-            if version != ORIGINAL and self._refresh.validate is not None:
-                good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
-                if good is not None and not good:
-                    raise ModelLoadError(f"validate= returned {good!r}")
-        prepared = prepared_with(copy.handler, version)
-        if not self._prepares_alike:
-            return Live(version, copy, prepared)
-        if prepared != prepared_with(self._make(ORIGINAL).handler, ORIGINAL):
-            raise ModelLoadError(
-                "its rows are prepared otherwise (prepare_key()), which cannot change where there is a model for each key, "
-                "or a timeout for preparing; start a new run with it"
-            )
-        return Live(version, copy, None)

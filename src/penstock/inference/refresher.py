@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from penstock.models.place import fits
 from penstock.models.uses import bytes_told
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Trial, Version, Wanted, wanted_of
+
+logger = logging.getLogger(__name__)
 
 LOOK = 0.2  # seconds between two looks at what is wanted
 
@@ -61,10 +64,13 @@ class Refresher:
             with self._lock:
                 models = list(self._models.values())
             for model in models:
-                if is_new:
-                    model.follow(self.wanted(model.name))
-                else:
-                    model.tidy()
+                try:
+                    if is_new:
+                        model.follow(self.wanted(model.name))
+                    else:
+                        model.tidy()
+                except BaseException:  # what a handler raises is handled there; without this thread no model would change
+                    logger.exception("model %r could not be changed (a bug in Penstock)", model.name)
             self._report()
 
     def _look(self) -> bool:
@@ -90,10 +96,11 @@ class Refresher:
             return wanted_of(self._wanted, model)
 
     def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
-        on_device = handler.accelerator() is not None
-        free = (free_device_bytes() if on_device else None) or available_bytes()
-        if expected <= free if on_device else fits(expected, self._holders, free):
+        free = None if handler.accelerator() is None else free_device_bytes()
+        is_enough = fits(expected, self._holders, available_bytes()) if free is None else expected <= free
+        if is_enough:
             return None
+        free = available_bytes() if free is None else free
         many = "" if self._holders == 1 else f", in each of {self._holders} processes"
         return f"it takes about {bytes_told(expected)}{many}, and {bytes_told(free)} are free"
 
@@ -105,6 +112,7 @@ class Refresher:
             self._status.serving[model] = live.version.number
             self._status.served.setdefault(model, {})[live.version.number] = f"loaded in {seconds:.3g} s, {how}"
             self._is_news = True
+        self._report()  # before any of its answers leaves: nobody sees one of a version that is not known
         if self._resized is not None:
             self._resized(model, size)
 
@@ -112,6 +120,7 @@ class Refresher:
         with self._lock:
             self._status.refused.setdefault(model, {})[version.number] = why
             self._is_news = True
+        self._report()
 
     def tried(self, model: str, version: Version, rows: int, errors: int) -> None:
         with self._lock:

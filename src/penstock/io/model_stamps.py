@@ -20,7 +20,7 @@ NO_PART_OF_MODELS = "__pycache__"  # to load a model with code of its own writes
 # Stores in which a file can be seen while it is being written. Others put objects whole.
 SHARED_DISKS = {"arrow_hdfs", "dbfs", "ftp", "hdfs", "sftp", "smb", "ssh", "webdav", "webhdfs"}
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-_TAGS = ("ETag", "etag", "generation", "md5", "oid")
+_TAGS = ("ETag", "etag", "generation", "md5", "oid", "blob_id")
 
 
 def stamp_of(path: str) -> str:
@@ -121,9 +121,13 @@ def _stored(fs: Any, files: list[tuple[str, dict[str, Any]]], finished: bool) ->
 
 def puts_whole(fs: Any) -> bool:
     """Whether a file of a store can be seen only when all of it is there."""
-    inner = getattr(fs, "fs", fs)  # of one that wraps another
-    protocols = {inner.protocol} if isinstance(inner.protocol, str) else set(inner.protocol)
-    return not is_local(inner) and not protocols & SHARED_DISKS
+    inner = getattr(fs, "fs", None)  # of one that wraps another
+    return not any(is_local(each) or _protocols(each) & SHARED_DISKS for each in (fs, inner))
+
+
+def _protocols(fs: Any) -> set[str]:
+    told = getattr(fs, "protocol", ())
+    return {told} if isinstance(told, str) else set(told)
 
 
 def _modified(info: dict[str, Any]) -> float | None:

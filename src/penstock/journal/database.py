@@ -36,6 +36,7 @@ FACTS = {  # by name, each a JSON value
     "environment": "the process that works on it, or did last: versions, packages, seeds",
     "explained": "the plan, in words",
     "sink_names": "where the rows go, in words",
+    "refreshes": "what became of new versions of models that change while the run goes on",
 }
 
 

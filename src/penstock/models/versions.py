@@ -6,7 +6,7 @@ what is wanted; whether a version on trial is any good is decided here, for all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,14 +69,14 @@ class TrialRule:
 class Rollout:
     """Of one model: the versions that were announced, and which of them is wanted."""
 
-    def __init__(self, rule: TrialRule | None, numbers: Iterator[int]) -> None:
-        """numbers: for versions, from 1 on; those of several models may share them."""
+    def __init__(self, rule: TrialRule | None, numbers: Iterator[int], own_ids: Iterable[str] = ()) -> None:
+        """numbers: for versions, from 1 on; those of several models may share them. own_ids: of the handler's own model."""
         self.wanted = Wanted()
         self._rule = rule
         self._numbers = numbers
         self._newest = ORIGINAL
         self._announced: dict[int, Version] = {}
-        self._ids: dict[str, int] = {}  # how many versions have had a name
+        self._ids = dict.fromkeys(own_ids, 1)  # how many versions have had a name
         self.is_open = False  # rows are being answered: from now on, a new version has to prove itself
 
     def announce(self, path: str, model_id: str, stamp: str) -> Version | None:

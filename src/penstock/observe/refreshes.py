@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# What may happen to a version; metrics count each under this name.
-SERVED = "model_refreshes"  # it is in service
-REFUSED = "model_refreshes_refused"  # it could not be loaded, failed its check, or failed for all its first rows
-PROMOTED = "canaries_promoted"
-ROLLED_BACK = "canaries_rolled_back"
+# What may happen to a version.
+SERVED = "in service"
+REFUSED = "refused"  # it could not be loaded, failed its check, or failed for all its first rows
+PROMOTED = "promoted"
+ROLLED_BACK = "rolled back"
 
-_TOLD = {SERVED: "is in service", REFUSED: "was refused", PROMOTED: "was promoted", ROLLED_BACK: "was rolled back"}
+METRICS = {  # that count it
+    SERVED: "model_refreshes",
+    REFUSED: "model_refreshes_refused",
+    PROMOTED: "canaries_promoted",
+    ROLLED_BACK: "canaries_rolled_back",
+}
 
 
 class RefreshEvent(NamedTuple):
@@ -27,5 +32,6 @@ class RefreshEvent(NamedTuple):
     def told(self) -> str:
         """For people."""
         which = f" of key {self.model!r}" if self.model is not None else ""
+        is_or_was = "is" if self.what == SERVED else "was"
         kept = "; the model that was there stays" if self.what in (REFUSED, ROLLED_BACK) else ""
-        return f"step {self.step!r}: the model {self.model_id}{which} {_TOLD[self.what]}: {self.why}{kept}"
+        return f"step {self.step!r}: the model {self.model_id}{which} {is_or_was} {self.what}: {self.why}{kept}"

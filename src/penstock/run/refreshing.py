@@ -22,17 +22,18 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
-from penstock.io.files import without_secrets
+from penstock.io.files import place_of, without_secrets
 from penstock.io.memory import Create
 from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata, WatchModels
 from penstock.models.place import Surroundings
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Rollout, Trial
 from penstock.observe.metrics import MetricKey, Metrics
-from penstock.observe.refreshes import PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
+from penstock.observe.refreshes import METRICS, PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
 from penstock.pipeline.graph import Node
 from penstock.pipeline.pipeline import Graph
 
+PATIENCE = 5.0  # seconds for a look that is under way when the run ends
 TICK = 0.2  # seconds between two looks at what became of versions
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class ModelRefresh:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._models:
-            self._thread.join()
+            self._thread.join(PATIENCE)  # unless a store that does not answer holds it up: then it ends with the process
             self._read_reports()
 
     def take_events(self) -> list[RefreshEvent]:
@@ -127,7 +128,8 @@ class _ChangingModel:
         self._numbers = itertools.count(1)
         self._rollouts: dict[str, Rollout] = {}
         self._is_open = False
-        self._own = {path: stamp_of(path) for path in ([] if spec.by_key is not None else spec.handler.model_files())}
+        self._handler = spec.handler
+        self._own = {place_of(path): stamp_of(path) for path in map(str, spec.handler.model_files())}
         self._told: set[tuple[str, int, str]] = set()  # what was said of versions: model, number, what
 
     def open(self) -> None:
@@ -145,10 +147,10 @@ class _ChangingModel:
         self._files.publish({name: rollout.wanted for name, rollout in self._rollouts.items()})
 
     def _announced(self, keys: Sequence[Any] | None, path: str, model_id: str) -> bool:
-        stamp = stamp_of(path)
-        if path in self._own and self._own.pop(path) == stamp and not self._rollouts:
-            return False  # the handler's own model
-        found = [self._rollout(name) for name in self._names_of(keys, path)]
+        stamp, names = stamp_of(path), self._names_of(keys, path)
+        if self._own.pop(place_of(path), None) == stamp and not any(name in self._rollouts for name in names):
+            return False  # the handler's own model, as it was when the run began
+        found = [self._rollout(name) for name in names]
         made = [rollout.announce(path, model_id, stamp) for rollout in found]
         return any(version is not None for version in made)
 
@@ -161,15 +163,20 @@ class _ChangingModel:
             raise UsageError(f"step {self.step!r} has {kinds[1]}: its versions are {kinds[0]}, got one for {path!r}")
         if self._by_key is None or keys is None:
             return [""]
-        names = self._by_key.models_of(keys)
-        return [name for name in names if self._is_open or self._by_key.path_of(name) != path]
+        return self._by_key.models_of(keys)
 
     def _rollout(self, name: str) -> Rollout:
         rollout = self._rollouts.get(name)
         if rollout is None:
-            rollout = self._rollouts[name] = Rollout(self._rule, self._numbers)
+            rollout = self._rollouts[name] = Rollout(self._rule, self._numbers, self._own_ids(name))
             rollout.is_open = self._is_open
         return rollout
+
+    def _own_ids(self, name: str) -> set[str]:
+        """What answers of the handler's own model are marked with, and files that these may be."""
+        handler = self._handler if self._by_key is None else self._by_key.handler_of(name)
+        model_id = handler.model_id()
+        return {*map(place_of, map(str, handler.model_files())), *([] if model_id is None else [str(model_id)])}
 
     # What became of versions.
 
@@ -188,7 +195,8 @@ class _ChangingModel:
                     yield from self._event(SERVED, name, number, how)
         for name, refused in report.refused.items():
             for number, why in refused.items():
-                yield from self._event(REFUSED, name, number, why)
+                if number:  # else the handler's own model, whose error is the run's
+                    yield from self._event(REFUSED, name, number, why)
 
     def _decided(self, name: str, rollout: Rollout, reports: Sequence[Status]) -> Iterator[RefreshEvent]:
         version = rollout.wanted.trial
@@ -211,7 +219,7 @@ class _ChangingModel:
         if (name, number, what) in self._told:
             return
         self._told.add((name, number, what))
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[METRICS[what]] = self.counts.get(METRICS[what], 0) + 1
         rollout = self._rollouts.get(name)
         version = None if rollout is None else rollout.version(number)
         model_id = None if version is None or version.model_id is None else without_secrets(version.model_id)
@@ -261,9 +269,9 @@ def _versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any]
     for row in rows:
         for each in row if isinstance(row, list) else [row]:
             if isinstance(each, KeyModelPathMapping) or (hasattr(each, "keys") and hasattr(each, "update_path")):
-                yield list(each.keys), str(each.update_path), str(each.model_id or each.update_path)
+                yield list(each.keys), str(each.update_path), without_secrets(str(each.model_id or each.update_path))
             elif isinstance(each, ModelMetadata) or (hasattr(each, "model_id") and hasattr(each, "model_name")):
-                yield None, str(each.model_id), str(each.model_id)
+                yield None, str(each.model_id), without_secrets(str(each.model_id))
             else:
                 raise UsageError(
                     f"step {step!r}: model_metadata_pcoll gave a {type(each).__name__}; expected ModelMetadata(model_id, "
