@@ -18,7 +18,7 @@ from typing import Any
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
-from penstock.inference.live_versions import Call, Live, Reports, differing, free, told_error, tried
+from penstock.inference.live_versions import OLD_FIRST, Call, Live, Reports, differing, free, told_error, tried
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.inference.version_loading import VersionLoader
@@ -363,7 +363,7 @@ class RefreshedModel:
             if live is not None:
                 error = None
                 if live.version == version:
-                    self._reports.served(self.name, live, f"after the old one had gone: {why}")
+                    self._reports.served(self.name, live, f"{OLD_FIRST}: {why}")
         finally:
             with self._changed:
                 self._is_paused = False

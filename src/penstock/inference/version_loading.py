@@ -59,7 +59,7 @@ class VersionLoader:
             copy.load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
-                raise ModelLoadError("its files were changed while it was loaded")
+                raise ModelLoadError("its files were changed after it was found")
             if version != ORIGINAL and self._refresh.validate is not None:
                 good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
                 if good is not None and not good:
