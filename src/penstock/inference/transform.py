@@ -54,10 +54,10 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         compare: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         """A model that changes while the pipeline runs: watch_model_pattern names its files, of which the newest is used,
-        looked for every `interval` (10) seconds; or model_metadata_pcoll gives its versions, as ModelMetadata. Before a new version is in service, validate(model,
-        golden_rows) must not return False or raise; and with canary=0.05 it gets that share of the rows first, until it has
-        had `canary_rows` (1,000) of them. It is rolled back if it fails for more than the share `max_error_rate` (0) of
-        them, or if compare(old_answer, new_answer) says that answers are not alike."""
+        looked for every `interval` (10) seconds; or model_metadata_pcoll gives its versions, as ModelMetadata. Before a new
+        version is in service, validate(model, golden_rows) must not return False or raise; and with canary=0.05 it gets
+        that share of the rows first, until it has had `canary_rows` (1,000) of them. It is rolled back if it fails for more
+        than the share `max_error_rate` (0) of them, or if compare(old_answer, new_answer) says that they are not alike."""
         if not isinstance(model_handler, ModelHandler):
             hint = (
                 f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
