@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from penstock.answers import put_together
+from penstock.answers import leave_out, put_together
 from penstock.errors import BadRowsError, MissingPackageError, PredictionCountError
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.sklearn_data import (
@@ -196,10 +196,11 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
         self, bad: Mapping[int, Any], matrix: Any, model: BaseEstimator, inference_args: InferenceArgs
     ) -> Any:
         """The answers to all rows but the bad ones; None if those are refused, too, or there are none."""
-        good = without(range(len(matrix)), bad)
+        good = leave_out(matrix, bad)
         with contextlib.suppress(ValueError):
-            if good:
-                return put_together(len(matrix), [(good, super()._run(matrix[good], len(good), model, inference_args))])
+            if len(good):
+                answers = super()._run(good, len(good), model, inference_args)
+                return put_together(len(matrix), [(without(range(len(matrix)), bad), answers)])
         return None
 
     def check_columns(self, schema: pa.Schema) -> None:

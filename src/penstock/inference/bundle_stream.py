@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.answers import as_rows, bare, pick
+from penstock.answers import as_rows, bare, leave_out, pick
 from penstock.batching.entry import LOOKAHEAD
-from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, pick_rows, row_count, rows_of, slice_rows
+from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, drop_rows, is_table, pick_rows, row_count, rows_of, slice_rows
 from penstock.errors import NotShippableError, StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.columns import model_ids_column
@@ -294,12 +294,11 @@ class InferenceStream:
 
     def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
         ticket, passage = pending.ticket, pending.passage
-        assert self._last is not None
-        table = pick_rows(passage.piece, _range_if_all(self._last[1], row_count(passage.piece)))
+        table = drop_rows(passage.piece, passage.failed)
         others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids} if ticket.other_ids else {}
         try:
             ids = model_ids_column(len(good), ticket.model_id, others)
-            made = self._spec.output.add_to_table(table, pick(answers, good), ids)
+            made = self._spec.output.add_to_table(table, leave_out(answers, ticket.failures), ids)
             if not self._spec.fixed_batches:
                 self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, byte_size(made) - byte_size(table)))
             return made
@@ -388,7 +387,3 @@ def _in_order_of_rows(passage: Passage, ticket: Ticket, answers: Any) -> Any:
     ticket.other_ids = {place[at]: model_id for at, model_id in ticket.other_ids.items()}
     passage.reorder(order)
     return pick(answers, order)
-
-
-def _range_if_all(kept: Sequence[int], rows: int) -> Sequence[int]:
-    return range(rows) if len(kept) == rows else kept

@@ -16,6 +16,7 @@ from penstock.io.arrow_types import contains, is_list, is_lossless
 from penstock.io.merged_types import decoded
 from penstock.io.records import LEAVES, listed, named_fields, plain
 from penstock.rows import shorten
+from penstock.tables import table_of
 
 STEP = "WriteToParquet"
 REMEDY = "make the values alike in a step before, or pass schema=pyarrow.schema(...) with a type that holds them all"
@@ -123,7 +124,7 @@ def _array(name: str, values: list[Any], wanted: pa.DataType | None, rounds: boo
     """A column of these values. If a type is wanted: of that type, or of one that _cast() makes it of."""
     kinds = set(map(type, values)) - {type(None)}
     try:
-        array = column_of_arrays(values) if holds_arrays(kinds) else None
+        array = column_of_arrays(values) if holds_arrays(kinds) else _struct_of(values) if kinds == {dict} else None
         if array is None:
             values = values if kinds <= LEAVES else [plain(value, _arrow_value) for value in values]
             array = pa.array(values)
@@ -136,6 +137,13 @@ def _array(name: str, values: list[Any], wanted: pa.DataType | None, rounds: boo
             raise _refused(name, f"{exc}; expected values of one type that Arrow knows") from exc
         return _array_of(name, [plain(value, _arrow_value) for value in values], wanted, rounds)
     return array
+
+
+def _struct_of(values: list[Any]) -> Any:
+    """Dicts as a column, field by field, where that is sure to be what pa.array() makes of them; else None."""
+    table = table_of(values)
+    batches = [] if table is None else table.to_batches()
+    return batches[0].to_struct_array() if len(batches) == 1 else None
 
 
 def _array_of(name: str, values: list[Any], wanted: pa.DataType, rounds: bool) -> Any:

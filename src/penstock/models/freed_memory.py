@@ -22,9 +22,7 @@ class FreedMemory:
     """Told of every load and unload; cheap but where too much is held. What cannot be freed, such as a library that came
     with the first model or the first call, is taken as given once: a leak is what grows again, and again."""
 
-    def __init__(
-        self, held: Callable[[], int] = resident_bytes, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, held: Callable[[], int] = resident_bytes, clock: Callable[[], float] = time.monotonic) -> None:
         self._held, self._clock = held, clock
         self._lock = threading.Lock()  # guards what follows: models are loaded by several threads
         self._besides: int | None = None  # bytes that are held and are no model's
