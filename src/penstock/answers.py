@@ -87,6 +87,20 @@ def leave_out(answers: Any, positions: Collection[int]) -> Any:
     return pick(answers, without(range(count_of(answers)), positions))
 
 
+def make_room(answers: Any, rows: int, positions: Collection[int]) -> Any:
+    """The answers to so many rows from those to all but the rows at these positions, which have None in a list, and anything
+    elsewhere: what leave_out() undoes."""
+    if isinstance(answers, dict):
+        return {name: make_room(part, rows, positions) for name, part in answers.items()}
+    if type(answers) is not _class("numpy", "ndarray"):
+        return put_together(rows, [(without(range(rows), positions), answers)])
+    numpy = sys.modules["numpy"]
+    made, has_answer = numpy.zeros((rows, *answers.shape[1:]), answers.dtype), numpy.ones(rows, bool)
+    has_answer[list(positions)] = False
+    made[has_answer] = answers
+    return made
+
+
 def as_rows(answers: Any) -> list[Any]:
     """One object for each row, with memory of its own: a view would be pickled, and kept alive, with all others."""
     if isinstance(answers, list):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from penstock.answers import leave_out, put_together
+from penstock.answers import leave_out, make_room
 from penstock.errors import BadRowsError, MissingPackageError, PredictionCountError
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.sklearn_data import (
@@ -27,7 +27,7 @@ from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
 from penstock.io.files import without_secrets
-from penstock.rows import PredictionResult, without
+from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,8 +199,7 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
         good = leave_out(matrix, bad)
         with contextlib.suppress(ValueError):
             if len(good):
-                answers = super()._run(good, len(good), model, inference_args)
-                return put_together(len(matrix), [(without(range(len(matrix)), bad), answers)])
+                return make_room(super()._run(good, len(good), model, inference_args), len(matrix), bad)
         return None
 
     def check_columns(self, schema: pa.Schema) -> None:

@@ -274,33 +274,36 @@ class InferenceStream:
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes
-        good: Sequence[int] = without(range(pending.rows), ticket.failures)
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)
+        if is_table(passage.piece):
+            positions = without(passage.positions, passage.failed)
+            return Made(self._table_out(pending, answers) if positions else [], positions)
+        good: Sequence[int] = without(range(pending.rows), ticket.failures)
         kept = good if passage.at == range(pending.rows) else [passage.at[at] for at in good]
         self._last = passage, kept if ticket.failures else passage.at
         if not self._last[1]:
             return Made([], [])
-        if is_table(passage.piece):
-            block: Block = self._table_out(pending, answers, good)
-        else:
-            block = self._rows_out(pending, answers, good)
+        block = self._rows_out(pending, answers, good)
         kept = self._last[1]
         if kept is good:  # nothing failed before the model, or behind it
             return Made(block, without(passage.positions, ticket.failures))
         whole = len(kept) == len(passage.positions)
         return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
 
-    def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
+    def _table_out(self, pending: Pending, answers: Any) -> Block:
         ticket, passage = pending.ticket, pending.passage
         table = drop_rows(passage.piece, passage.failed)
-        others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids} if ticket.other_ids else {}
+        rows, others = row_count(table), {}
+        if ticket.other_ids:
+            good = without(range(pending.rows), ticket.failures)
+            others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids}
         try:
-            ids = model_ids_column(len(good), ticket.model_id, others)
+            ids = model_ids_column(rows, ticket.model_id, others)
             made = self._spec.output.add_to_table(table, leave_out(answers, ticket.failures), ids)
             if not self._spec.fixed_batches:
-                self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, byte_size(made) - byte_size(table)))
+                self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * rows // max(1, byte_size(made) - byte_size(table)))
             return made
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc

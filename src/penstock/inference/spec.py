@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ class InferenceSpec:
     handling: Handling | None = None  # None: an error ends the run
     retry: Retry | None = None
     fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
-    id: str = field(default_factory=lambda: secrets.token_hex(8))  # names its model host, where no run has a folder for them
+    id: str = field(default_factory=lambda: os.urandom(8).hex())  # names its model host, where no run has a folder for them
 
     @classmethod
     def of(
