@@ -19,6 +19,7 @@ from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
 from penstock.inference.live_versions import Call, Live, Reports, differing, free, prepared_with, told_error, tried
+from penstock.inference.loading_beside import load_beside
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.models.freed_memory import trim
@@ -163,8 +164,7 @@ class RefreshedModel:
             yield live, old
         finally:
             with self._changed:
-                if is_first:
-                    self._is_proving = False
+                self._is_proving &= not is_first
                 for each in held:
                     each.leases -= 1
                 self._changed.notify_all()
@@ -304,7 +304,7 @@ class RefreshedModel:
             if why is not None or serving is None:
                 self._replace(version, serving, why or "nothing was in service")
                 return
-            if (live := self._try_to_load(version)) is not None:
+            if (live := self._try_to_load(version, beside=True)) is not None:
                 with self._changed:
                     self._new = live
                 return
@@ -348,7 +348,7 @@ class RefreshedModel:
         if (why := self._lacks_room(version, serving)) is not None:
             self._refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
             return
-        live = self._try_to_load(version)
+        live = self._try_to_load(version, beside=True)
         if live is not None and live.prepared != serving.prepared:
             self._refuse(version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same")
             free(live)
@@ -364,23 +364,23 @@ class RefreshedModel:
             return None
         return self._reports.room_for(expected, serving.copy.handler)
 
-    def _try_to_load(self, version: Version) -> Live | None:
+    def _try_to_load(self, version: Version, *, beside: bool = False) -> Live | None:
         try:
-            return self._loaded(version)
+            return self._loaded(version, beside=beside)
         except BaseException as exc:
             let_through(exc)
             self._refuse(version, told_error(exc))
             return None
 
-    def _loaded(self, version: Version) -> Live:
-        """Load a version, and check it."""
+    def _loaded(self, version: Version, *, beside: bool = False) -> Live:
+        """Load a version, and check it. beside: batches run meanwhile, and come first."""
         for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
             if self._reports.deaths(version, what) >= limit:
                 done = "loaded it" if what == "load" else "answered its first rows"
                 raise ModelLoadError(f"processes that {done} have died")
         with self._reports.at_work(version, "load"):
             copy = self._make(version)
-            copy.load()
+            load_beside(copy.load, copy.handler) if beside else copy.load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
                 raise ModelLoadError("its files were changed while it was loaded")
