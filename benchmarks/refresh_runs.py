@@ -30,7 +30,7 @@ from workload import Stopwatch, outcome
 import penstock as ps
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 
-WARM, APART = 4.0, 5.0  # seconds before the first change, and from one to the next
+WARM, APART = 3.0, 7.0  # seconds before the first change, and from one to the next
 NETWORK_BATCH, TABLE_BATCH = 8, 256
 CALM = 2.0  # seconds before the first and after the last change of a Table, in which memory is looked at
 KEYS = ("a", "b")
@@ -69,10 +69,7 @@ def network(folder: str, versions: int, workers: int, large_model: bool) -> dict
         watched, put = Path(own, "watched"), list[tuple[float, int]]()
         watched.mkdir()
         first = PytorchModelHandlerTensor(
-            state_dict_path=f"{folder}/0.pt",
-            model_class=Network,
-            max_batch_size=NETWORK_BATCH,
-            large_model=large_model,
+            state_dict_path=f"{folder}/0.pt", model_class=Network, max_batch_size=NETWORK_BATCH, large_model=large_model
         )
         publisher = threading.Thread(
             target=_publish, args=(folder, versions, own, 1 if large_model else max(1, workers), put)
