@@ -25,8 +25,9 @@ class Change(NamedTuple):
     """What one change cost."""
 
     taken: float  # seconds from the file to the first answers of the new model, of the last process
-    slowest: float  # rows in the slowest second, as a share of the mean
-    gap: float  # the longest time without an answer of a process
+    second: float  # rows in the second up to that, or in the one from then on, if they are fewer; as a share of the mean
+    slowest: float  # rows in the slowest second from the file until the old model is freed, the same
+    gap: float  # the longest time without an answer of a process, meanwhile
 
 
 class Quiet(NamedTuple):
@@ -47,10 +48,13 @@ def costs(batches: Sequence[Batch], put: Sequence[tuple[float, int]], began: flo
     gaps = [gap for part in calm for gap in _gaps(batches, part)]
     slowest = min(_slowest(batches, Stretch(part.start + 0.5, part.stop - 0.4)) for part in calm) / rate
     quiet = Quiet(rate, statistics.median(gaps), slowest, max(gaps))
-    return quiet, [
-        Change(part.stop - SETTLED - part.start, _slowest(batches, part) / rate, max(_gaps(batches, part)))
-        for part in changing
-    ]
+    return quiet, [_change(batches, part, rate) for part in changing]
+
+
+def _change(batches: Sequence[Batch], part: Stretch, rate: float) -> Change:
+    first = part.stop - SETTLED
+    around = [_rows(batches, Stretch(first - 1, first)), _rows(batches, Stretch(first, first + 1))]
+    return Change(first - part.start, min(around) / rate, _slowest(batches, part) / rate, max(_gaps(batches, part)))
 
 
 def _stretch(batches: Sequence[Batch], at: float, version: int) -> Stretch:

@@ -53,6 +53,13 @@ class Feed(ps.Source[Any]):
 # One large model, under full load.
 
 
+class OwnLoading(PytorchModelHandlerTensor):
+    """The same, as a class of the user's own, of which nothing is known: it is loaded with the priority of any thread."""
+
+    def load_model(self) -> torch.nn.Module:
+        return super().load_model()
+
+
 def make_networks(folder: str, versions: int) -> dict[str, Any]:
     """The files of all versions; what is measured has nothing to do with writing them."""
     with Stopwatch() as watch:
@@ -62,13 +69,14 @@ def make_networks(folder: str, versions: int) -> dict[str, Any]:
     return outcome(watch, 0, f"{os.path.getsize(f'{folder}/0.pt'):,} bytes each")
 
 
-def network(folder: str, versions: int, workers: int, large_model: bool) -> dict[str, Any]:
+def network(folder: str, versions: int, workers: int, large_model: bool, own_loading: bool = False) -> dict[str, Any]:
     """A new model every few seconds, by a rename into the folder that is watched."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         os.environ[NOTES] = own
         watched, put = Path(own, "watched"), list[tuple[float, int]]()
         watched.mkdir()
-        first = PytorchModelHandlerTensor(
+        kind = OwnLoading if own_loading else PytorchModelHandlerTensor
+        first = kind(
             state_dict_path=f"{folder}/0.pt", model_class=Network, max_batch_size=NETWORK_BATCH, large_model=large_model
         )
         publisher = threading.Thread(

@@ -69,7 +69,7 @@ class RefreshedModel:
     def load(self) -> LoadedModel | None:
         """The newest that can be loaded, if none is here. The error of the last one that was tried, if none can."""
         with self._loading:
-            if self._serving is not None:
+            if self.is_loaded:
                 return None
             loaded = self._load_first()
         self._reports.follow(self)
@@ -94,7 +94,7 @@ class RefreshedModel:
 
     @property
     def is_loaded(self) -> bool:
-        return self._serving is not None
+        return self._serving is not None or self._is_paused or self._broken is not None  # else a caller loads one
 
     @property
     def bytes(self) -> int:
@@ -336,8 +336,8 @@ class RefreshedModel:
                     self._reports.served(self.name, live, f"after the old one had gone: {why}")
         finally:
             with self._changed:
-                self._is_paused = False
                 self._serving, self._broken = live, error
+                self._is_paused = False
                 self._changed.notify_all()
 
     def _begin_trial(self, version: Version) -> None:
