@@ -102,6 +102,7 @@ def _told(name: str, done: Outcome) -> Outcome:
     print(f"  {name}: {done.error or f'{done.seconds:.1f} s, {done.rows:,} rows, {done.checksum}'}", file=sys.stderr)
     for word in done.words:
         print(f"    {word}", file=sys.stderr)
+    print(f"    {', '.join(f'{what} {value:.4g}' for what, value in done.figures.items())}", file=sys.stderr, flush=True)
     return done
 
 
