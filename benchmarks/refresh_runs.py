@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
 import tempfile
 import threading
 import time
@@ -213,13 +214,11 @@ def _checked_tables(answers: list[Any]) -> list[str]:
 def _memory(own: str, models: int) -> dict[str, float]:
     """What the process with the models held before the first change, at most, and after the last; and its changes."""
     batches = sorted(Notes.read(own), key=lambda batch: batch.ended)
-    last = max(batch.version for batch in batches)
-    before = [batch.own_bytes for batch in batches if batch.version < models]
-    after = [batch.own_bytes for batch in batches if batch.version == last and batch.ended > batches[-1].ended - 0.5]
+    ended = batches[-1].ended
     return {
-        "before": before[-1],
+        "before": statistics.median(batch.own_bytes for batch in batches if batch.version < models),  # most of it is calm
         "most": max(batch.own_bytes for batch in batches),
-        "after": min(after),
+        "after": statistics.median(batch.own_bytes for batch in batches if batch.ended > ended - 1),
         "processes": len({batch.process for batch in batches}),
         "changes": len({batch.version for batch in batches}) - models,
     }
