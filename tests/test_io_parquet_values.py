@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import OutputError
+from penstock.failures import Failure
 from penstock.io.parquet_writing import GROUP_ROWS
 from test_io_parquet import written
 
@@ -130,3 +131,18 @@ def test_values_of_numpy_are_written(tmp_path: Path) -> None:
     row = {"text": np.str_("a"), "bytes": np.bytes_(b"b"), "flag": np.bool_(True), "at": np.array([moment])}
     out = written(tmp_path, [row])
     assert out.to_pylist() == [{"text": "a", "bytes": b"b", "flag": True, "at": [pd.Timestamp(moment)]}]
+
+
+def test_rows_that_failed_are_written_with_what_arrow_makes_of_them(tmp_path: Path) -> None:
+    """Many with one message, whose rows are alike, and some that are not."""
+    alike = [{"b": at, "a": at / 2, "n": None, "l": [at, None], "t": "x", "z": b"y"} for at in range(100)]
+    mixed = [*alike, {"b": 1, "other": date(2024, 2, 29)}]
+    for rows in (alike, mixed):
+        ids = [None if at % 3 else "m" for at in range(len(rows))]
+        failures = [Failure("s", "raised", "ValueError", "no", "why" * 99, model_id=model_id) for model_id in ids]
+        out = written(tmp_path, list(zip(rows, failures, strict=True)))
+        assert out.schema.field("row").type == pa.array(rows).type
+        assert out["row"].to_pylist() == pa.array(rows).to_pylist()
+        assert out["traceback"].to_pylist() == ["why" * 99] * len(rows)
+        assert out["model_id"].to_pylist() == ids
+        assert {out.schema.field(name).type for name in ("message", "traceback", "model_id")} == {pa.string()}

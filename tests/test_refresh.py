@@ -297,13 +297,14 @@ def test_the_old_model_is_freed_when_its_last_batch_is_done(tmp_path):
     assert alive() <= 1
 
 
-def test_without_room_for_both_the_old_model_goes_first(tmp_path, monkeypatch):
+def test_without_room_for_both_the_old_model_goes_first(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(refresher, "available_bytes", lambda: 0)
     answers, result = run(
         tmp_path, PLACES["threads"], ("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None), first={"pad": "x" * 10_000}
     )
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
     assert result.metrics.counter("model_refreshes") == 1
+    assert "after the old one had gone: it takes about" in caplog.text, "a warning: rows have waited"
 
 
 def test_answers_of_another_width_go_to_the_same_file(tmp_path):
@@ -618,6 +619,8 @@ def test_the_manifest_tells_which_model_answered_which_splits_and_a_resumed_run_
         ({"watch_model_pattern": "a", "canary": True}, "canary=True: expected the share of rows"),
         ({"watch_model_pattern": "a", "canary": 0.1, "canary_rows": 0}, "canary_rows=0: expected a whole number"),
         ({"watch_model_pattern": "a", "canary": 0.1, "max_error_rate": -1}, "max_error_rate=-1: expected the share"),
+        ({"interval": 1}, "interval= is for watch_model_pattern="),
+        ({"watch_model_pattern": "a", "interval": 0}, "interval=0: expected seconds, more than 0"),
         ({"watch_model_pattern": "a", "compare": print}, "compare= is for a canary"),
         ({"watch_model_pattern": "a", "golden_rows": [1]}, "golden_rows= are for validate="),
         ({"watch_model_pattern": "a", "validate": 1}, "validate="),

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.blocks import rows_of
+from penstock.answers import as_rows, leave_out, make_room
+from penstock.blocks import drop_rows, rows_of
 from penstock.tables import table_of
 
 LEAVES = [
@@ -119,3 +120,39 @@ def test_a_list_in_itself_has_no_table() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert table_of([{"a": endless}]) is None
+
+
+ANSWERS = [
+    lambda rows: [f"answer {at}" for at in range(rows)],
+    lambda rows: np.arange(rows),
+    lambda rows: np.array([f"answer {at}" for at in range(rows)]),
+    lambda rows: np.arange(3.0 * rows).reshape(rows, 3),
+    lambda rows: {"a": np.arange(rows), "b": np.arange(rows) * 0.5},
+    lambda rows: pa.array(range(rows)),
+    lambda rows: pa.chunked_array([range(rows // 2), range(rows // 2, rows)], pa.int64()),
+]
+
+
+def _listed(answers: Any) -> list[Any]:
+    return [answer.tolist() if hasattr(answer, "tolist") else answer for answer in as_rows(answers)]
+
+
+@pytest.mark.parametrize("made", ANSWERS, ids=map(str, range(len(ANSWERS))))
+@given(rows=st.integers(1, 40), dropped=st.sets(st.integers(0, 39)))
+def test_rows_that_failed_are_left_out_of_answers_by_position(made: Any, rows: int, dropped: set[int]) -> None:
+    dropped = {at for at in dropped if at < rows}
+    answers = made(rows)
+    left = leave_out(answers, dropped)
+    kept = [at for at in range(rows) if at not in dropped]
+    assert _listed(left) == [_listed(answers)[at] for at in kept]
+    whole = _listed(make_room(left, rows, dropped))
+    assert [whole[at] for at in kept] == _listed(left)
+    assert len(whole) == rows
+
+
+@given(rows=st.integers(0, 40), dropped=st.sets(st.integers(0, 39)))
+def test_rows_are_dropped_from_tables_and_lists_alike(rows: int, dropped: set[int]) -> None:
+    dropped = {at for at in dropped if at < rows}
+    table = pa.table({"a": range(rows), "b": [f"text {at}" for at in range(rows)]})
+    assert rows_of(drop_rows(table, dropped)) == drop_rows(rows_of(table), dropped)
+    assert drop_rows(table, ()) is table

@@ -7,10 +7,11 @@ This module never imports a framework: where there is an array, somebody has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.rows import PredictionResult
+from penstock.rows import PredictionResult, without
+from penstock.tables import without_rows
 
 
 class Together(NamedTuple):
@@ -71,6 +72,33 @@ def pick(answers: Any, positions: Sequence[int]) -> Any:
     if isinstance(answers, dict):
         return {name: pick(part, positions) for name, part in answers.items()}
     return answers.take(list(positions)) if is_arrow(answers) else answers[list(positions)]
+
+
+def leave_out(answers: Any, positions: Collection[int]) -> Any:
+    """All but those of the rows at these positions; if they are none, the answers themselves."""
+    if not positions:
+        return answers
+    if isinstance(answers, dict):
+        return {name: leave_out(part, positions) for name, part in answers.items()}
+    if is_arrow(answers):
+        return without_rows(answers, positions)
+    if type(answers) is _class("numpy", "ndarray"):
+        return sys.modules["numpy"].delete(answers, list(positions), axis=0)
+    return pick(answers, without(range(count_of(answers)), positions))
+
+
+def make_room(answers: Any, rows: int, positions: Collection[int]) -> Any:
+    """The answers to so many rows from those to all but the rows at these positions, which have None in a list, and anything
+    elsewhere: what leave_out() undoes."""
+    if isinstance(answers, dict):
+        return {name: make_room(part, rows, positions) for name, part in answers.items()}
+    if type(answers) is not _class("numpy", "ndarray"):
+        return put_together(rows, [(without(range(rows), positions), answers)])
+    numpy = sys.modules["numpy"]
+    made, has_answer = numpy.zeros((rows, *answers.shape[1:]), answers.dtype), numpy.ones(rows, bool)
+    has_answer[list(positions)] = False
+    made[has_answer] = answers
+    return made
 
 
 def as_rows(answers: Any) -> list[Any]:
@@ -142,7 +170,7 @@ def _array_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
     if any(type(each) is not kind or each.shape[1:] != shape or each.dtype != dtype for _, each in pieces):
         return _list_of(rows, [(positions, as_rows(answers)) for positions, answers in pieces])
     size = (rows, *shape)
-    made = first.new_empty(size) if _is_tensor(first) else sys.modules["numpy"].empty(size, dtype)
+    made = first.new_zeros(size) if _is_tensor(first) else sys.modules["numpy"].zeros(size, dtype)
     for positions, answers in pieces:
         if isinstance(positions, range):
             made[positions.start : positions.stop] = answers

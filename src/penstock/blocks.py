@@ -7,10 +7,11 @@ module never imports Arrow itself: where there is a table, the caller has import
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from penstock.rows import PredictionResult
+from penstock.rows import PredictionResult, without
+from penstock.tables import without_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +73,13 @@ def pick_rows(block: Block, positions: Sequence[int]) -> Block:
     if len(positions) == row_count(block) and positions in (range(len(positions)), list(range(len(positions)))):
         return block
     return [block[at] for at in positions] if isinstance(block, list) else block.take(list(positions))
+
+
+def drop_rows(block: Block, positions: Collection[int]) -> Block:
+    """All rows but these; if that is all of them, the block itself."""
+    if not positions:
+        return block
+    return list(without(block, positions)) if isinstance(block, list) else cast("pa.Table", without_rows(block, positions))
 
 
 def row_at(block: Block, index: int) -> Any:

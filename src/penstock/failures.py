@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from penstock.errors import UsageError
@@ -56,7 +57,11 @@ class Failure:
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict, for sinks."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # all are plain values
+        return dict(zip(_NAMES, _values_of(self), strict=True))  # all are plain values
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Failure))
+_values_of = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +48,12 @@ class Retry:
         return min(grown, self.max_backoff) * (1.0 - chance / 2.0)
 
 
+def _any_number() -> float:
+    import random
+
+    return random.random()
+
+
 class Tries:
     """What is left of the tries that a Retry allows. For one row, or for all calls that one batch leads to."""
 
@@ -56,12 +61,12 @@ class Tries:
         self,
         retry: Retry | None,
         sleep: Callable[[float], None] = time.sleep,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] | None = None,
     ) -> None:
         self.made = 1  # the try that runs counts
         self._retry = retry
         self._sleep = sleep
-        self._chance = chance
+        self._chance = chance or _any_number
 
     def again(self, exc: BaseException) -> bool:
         """Whether to call once more after this error; if so, the wait is over."""

@@ -1,9 +1,9 @@
-"""Rows that are dicts as the table that holds just these rows, if there is one."""
+"""Arrow tables of rows: that which holds just the given dicts, if there is one; and a table without some of its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ def table_of(rows: list[Any]) -> pa.Table | None:
     if not rows or set(map(type, rows)) != {dict}:
         return None
     names = tuple(rows[0])
-    if not names or set(map(type, names)) != {str} or any(tuple(row) != names for row in rows):
+    if not names or set(map(type, names)) != {str} or set(map(tuple, rows)) != {names}:
         return None
     try:
-        columns = [_column(list(map(itemgetter(name), rows))) for name in names]
+        columns = [_column(values) for values in zip(*map(dict.values, rows), strict=True)]
         return None if any(column is None for column in columns) else pa.table(columns, names=list(names))
     except (pa.ArrowException, OverflowError, UnicodeError):  # a number of more bits, half of a surrogate pair
         return None
 
 
-def _column(values: list[Any]) -> Any:
+def _column(values: Sequence[Any]) -> Any:
     import pyarrow as pa
 
     kind = _type_of(values)
     return None if kind is None else pa.array(values, kind)
 
 
-def _type_of(values: list[Any], axes: int = MOST_AXES) -> pa.DataType | None:
+def _type_of(values: Sequence[Any], axes: int = MOST_AXES) -> pa.DataType | None:
     import pyarrow as pa
 
     kinds = set(map(type, values)) - {type(None)}
@@ -50,3 +50,13 @@ def _type_of(values: list[Any], axes: int = MOST_AXES) -> pa.DataType | None:
         return None if item is None else pa.list_(item)
     known = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
     return known.get(kinds.pop())
+
+
+def without_rows(data: Any, positions: Collection[int]) -> Any:
+    """A table, or an array of Arrow's, but for the rows at these positions."""
+    import pyarrow as pa
+
+    keep = bytearray(b"\1") * len(data)
+    for at in positions:
+        keep[at] = 0
+    return data.filter(pa.Array.from_buffers(pa.uint8(), len(data), [None, pa.py_buffer(keep)]).cast(pa.bool_()))

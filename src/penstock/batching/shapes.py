@@ -6,7 +6,6 @@ runs. Compared with a batch of a known shape, any other size would then look bad
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from typing import TypeAlias
 
@@ -31,6 +30,8 @@ class FirstTimes:
     def taken_off(self, shape: Shape, seconds: float) -> float | None:
         """The seconds of a batch as if its shape had been known. None where nearly all of them may be for the shape, and
         it is likely to come again; but not twice in a row."""
+        import statistics  # here: limits.py needs this module, and `import penstock` needs that
+
         if shape in self._first:
             if (first := self._first[shape]) is not None:
                 self._first[shape] = None

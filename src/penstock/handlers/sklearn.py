@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from penstock.answers import put_together
+from penstock.answers import leave_out, make_room
 from penstock.errors import BadRowsError, MissingPackageError, PredictionCountError
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.sklearn_data import (
@@ -27,7 +27,7 @@ from penstock.handlers.sklearn_threads import is_thread_safe
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
 from penstock.io.files import without_secrets
-from penstock.rows import PredictionResult, without
+from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,10 +196,10 @@ class SklearnModelHandlerNumpy(_SklearnModelHandler["np.ndarray[Any, Any] | Mapp
         self, bad: Mapping[int, Any], matrix: Any, model: BaseEstimator, inference_args: InferenceArgs
     ) -> Any:
         """The answers to all rows but the bad ones; None if those are refused, too, or there are none."""
-        good = without(range(len(matrix)), bad)
+        good = leave_out(matrix, bad)
         with contextlib.suppress(ValueError):
-            if good:
-                return put_together(len(matrix), [(good, super()._run(matrix[good], len(good), model, inference_args))])
+            if len(good):
+                return make_room(super()._run(good, len(good), model, inference_args), len(matrix), bad)
         return None
 
     def check_columns(self, schema: pa.Schema) -> None:

@@ -56,9 +56,12 @@ def rows_not_finite(matrix: Matrix) -> Sequence[Sequence[int]]:
     if matrix.dtype.kind != "f":
         return []
     rows = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
-    marks = np.nan_to_num(np.where(np.isfinite(matrix[rows]), 0.0, matrix[rows]), nan=1.0, posinf=2.0, neginf=3.0)
-    _, kinds = np.unique(marks, axis=0, return_inverse=True)
-    return [rows[kinds.reshape(-1) == kind].tolist() for kind in range(kinds.max(initial=-1) + 1)]
+    found = matrix[rows]
+    marks = np.isnan(found) + 2 * np.isposinf(found) + 3 * np.isneginf(found)
+    kinds: dict[bytes, list[int]] = {}
+    for row, mark in zip(rows.tolist(), marks, strict=True):
+        kinds.setdefault(mark.tobytes(), []).append(row)
+    return list(kinds.values())
 
 
 def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.answers import as_rows, bare, pick
+from penstock.answers import as_rows, bare, leave_out, pick
 from penstock.batching.entry import LOOKAHEAD
-from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, is_table, pick_rows, row_count, rows_of, slice_rows
+from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, drop_rows, is_table, pick_rows, row_count, rows_of, slice_rows
 from penstock.errors import NotShippableError, StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.columns import model_ids_column
@@ -253,20 +253,21 @@ class InferenceStream:
         self._answered += pending.rows - len(ticket.failures)
         self._in_flight -= pending.rows
         self._in_flight_bytes -= pending.bytes
-        good: Sequence[int] = without(range(pending.rows), ticket.failures)
         if self._spec.refresh is not None:
-            self.metrics.answered_by(self._step, self._spec.metrics_namespace, ticket.model_ids(good))
+            answered = ticket.model_ids(without(range(pending.rows), ticket.failures))
+            self.metrics.answered_by(self._step, self._spec.metrics_namespace, answered)
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)
+        if is_table(passage.piece):
+            positions = without(passage.positions, passage.failed)
+            return Made(self._table_out(pending, answers) if positions else [], positions)
+        good: Sequence[int] = without(range(pending.rows), ticket.failures)
         kept = good if passage.at == range(pending.rows) else [passage.at[at] for at in good]
         self._last = passage, kept if ticket.failures else passage.at
         if not self._last[1]:
             return Made([], [])
-        if is_table(passage.piece):
-            block: Block = self._table_out(pending, answers, good)
-        else:
-            block = self._rows_out(pending, answers, good)
+        block = self._rows_out(pending, answers, good)
         kept = self._last[1]
         if kept is good:  # nothing failed before the model, or behind it
             return Made(block, without(passage.positions, ticket.failures))
@@ -294,16 +295,18 @@ class InferenceStream:
                 given = {"weights": passage.weights, "lengths": passage.lengths}
                 self._lane.submit(ticket, self._spec.inference_args, **given, alone=pending.alone)
 
-    def _table_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> Block:
+    def _table_out(self, pending: Pending, answers: Any) -> Block:
         ticket, passage = pending.ticket, pending.passage
-        assert self._last is not None
-        table = pick_rows(passage.piece, _range_if_all(self._last[1], row_count(passage.piece)))
-        others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids} if ticket.other_ids else {}
+        table = drop_rows(passage.piece, passage.failed)
+        rows, others = row_count(table), {}
+        if ticket.other_ids:
+            good = without(range(pending.rows), ticket.failures)
+            others = {n: ticket.other_ids[at] for n, at in enumerate(good) if at in ticket.other_ids}
         try:
-            ids = model_ids_column(len(good), ticket.model_id, others)
-            made = self._spec.output.add_to_table(table, pick(answers, good), ids)
+            ids = model_ids_column(rows, ticket.model_id, others)
+            made = self._spec.output.add_to_table(table, leave_out(answers, ticket.failures), ids)
             if not self._spec.fixed_batches:
-                self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * len(good) // max(1, byte_size(made) - byte_size(table)))
+                self._table_rows = max(FEWEST_ROWS, ANSWER_BYTES * rows // max(1, byte_size(made) - byte_size(table)))
             return made
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
@@ -380,7 +383,3 @@ class InferenceStream:
         rows = rows_of(pick_rows(passage.piece, list(failed)))
         noted = [(passage.positions[at], row, why) for (at, why), row in zip(failed.items(), rows, strict=True)]
         self._failed.setdefault(tag, []).extend(noted)
-
-
-def _range_if_all(kept: Sequence[int], rows: int) -> Sequence[int]:
-    return range(rows) if len(kept) == rows else kept

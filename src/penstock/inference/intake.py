@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.blocks import Block, join, pick_rows, row_count, rows_of, size_of, slice_rows
+from penstock.blocks import Block, drop_rows, join, pick_rows, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.guard import Guard
@@ -45,8 +45,7 @@ class Passage:
         """Go on without the rows at these positions."""
         if not failed:
             return
-        stay = without(range(row_count(self.rows)), failed)
-        self.rows = pick_rows(self.rows, stay)
+        self.rows = drop_rows(self.rows, failed)
         self.at = without(self.at, failed)
         for name in PER_ROW:
             held = getattr(self, name)

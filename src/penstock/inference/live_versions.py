@@ -22,6 +22,9 @@ from penstock.rows import let_through, safe_str
 ANY_ERROR = Handling()
 
 
+OLD_FIRST = "after the old one had gone"  # how a change went for which there was no room for both
+
+
 class Live:
     """A version that is loaded here."""
 

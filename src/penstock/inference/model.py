@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.answers import cut, put_together
+from penstock.answers import cut, make_room, put_together
 from penstock.batching.isolation import Blame, blamed, isolate
-from penstock.blocks import Block, pick_rows, row_at, row_count, slice_rows
+from penstock.blocks import Block, drop_rows, row_at, row_count, slice_rows
 from penstock.errors import (
     BadRowsError,
     EngineError,
@@ -303,10 +303,10 @@ class ModelCopy:
     ) -> Outcome:
         """The batch once more, without the rows that are known to be bad."""
         rest = without(range(rows.count), bad)
-        made = self.outcomes(pick_rows(rows.part(0, rows.count), rest), args, step, handling, retry, holds_back=holds_back)
+        made = self.outcomes(drop_rows(rows.part(0, rows.count), bad), args, step, handling, retry, holds_back=holds_back)
         failures = self._failures(bad, step)
         return made._replace(
-            answers=put_together(rows.count, [(rest, made.answers)]),
+            answers=make_room(made.answers, rows.count, bad),
             failures={**failures, **{rest[at]: failure for at, failure in made.failures.items()}},
             again=[rest[at] for at in made.again],
             calls=made.calls + 1,

@@ -58,7 +58,14 @@ class Refresh:
         return cls(validate=validate, golden_rows=golden_rows, compare=compare, rule=rule)
 
     def same(self, other: Refresh | None) -> bool:
-        return other is not None and (self.validate, self.compare, self.rule) == (other.validate, other.compare, other.rule)
+        mine = self.validate, self.compare, self.rule
+        return other is not None and mine == (other.validate, other.compare, other.rule) and self._same_rows(other)
+
+    def _same_rows(self, other: Refresh) -> bool:
+        try:
+            return self.golden_rows is other.golden_rows or bool(self.golden_rows == other.golden_rows)
+        except ValueError:  # arrays do not compare to a single truth
+            return False
 
     def describe(self) -> str:
         told = "the model may change while the run goes on"

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
-from penstock.inference.live_versions import Call, Live, Reports, differing, free, told_error, tried
+from penstock.inference.live_versions import OLD_FIRST, Call, Live, Reports, differing, free, told_error, tried
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.inference.version_loading import VersionLoader
@@ -66,7 +66,7 @@ class RefreshedModel:
     def load(self) -> LoadedModel | None:
         """The newest that can be loaded, if none is here. The error of the last one that was tried, if none can."""
         with self._loading:
-            if self._serving is not None:
+            if self.is_loaded:
                 return None
             loaded = self._load_first()
         self._reports.follow(self)
@@ -92,7 +92,7 @@ class RefreshedModel:
 
     @property
     def is_loaded(self) -> bool:
-        return self._serving is not None
+        return self._serving is not None or self._is_paused or self._broken is not None  # else a caller loads one
 
     @property
     def bytes(self) -> int:
@@ -164,8 +164,7 @@ class RefreshedModel:
             yield live, old
         finally:
             with self._changed:
-                if is_first:
-                    self._is_proving = False
+                self._is_proving &= not is_first
                 for each in held:
                     each.leases -= 1
                 self._changed.notify_all()
@@ -334,7 +333,7 @@ class RefreshedModel:
             if why is not None or serving is None:
                 self._replace(version, serving, why or "nothing was in service")
                 return
-            if (live := self._loader.try_to_load(version)) is not None:
+            if (live := self._loader.try_to_load(version, beside=True)) is not None:
                 with self._changed:
                     self._new = live
                 return
@@ -363,11 +362,11 @@ class RefreshedModel:
             if live is not None:
                 error = None
                 if live.version == version:
-                    self._reports.served(self.name, live, f"after the old one had gone: {why}")
+                    self._reports.served(self.name, live, f"{OLD_FIRST}: {why}")
         finally:
             with self._changed:
-                self._is_paused = False
                 self._serving, self._broken = live, error
+                self._is_paused = False
                 self._changed.notify_all()
 
     def _begin_trial(self, version: Version) -> None:
@@ -378,7 +377,7 @@ class RefreshedModel:
         if (why := self._loader.lacks_room(version, serving)) is not None:
             self._loader.refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
             return
-        live = self._loader.try_to_load(version)
+        live = self._loader.try_to_load(version, beside=True)
         if live is not None and live.prepared != serving.prepared:
             self._loader.refuse(
                 version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,7 +43,7 @@ class InferenceSpec:
     retry: Retry | None = None
     refresh: Refresh | None = None  # the model may be replaced while it is used
     fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
-    id: str = field(default_factory=lambda: secrets.token_hex(8))  # names its model host, where no run has a folder for them
+    id: str = field(default_factory=lambda: os.urandom(8).hex())  # names its model host, where no run has a folder for them
 
     @classmethod
     def of(

@@ -108,7 +108,8 @@ class Ticket:
             raise self.error
         if self._pieces and self._listed is None:
             try:
-                column = None if isinstance(self.block, list) else chunked_column(self._rows, self._pieces)
+                whole = not isinstance(self.block, list) and not self.failures
+                column = chunked_column(self._rows, self._pieces) if whole else None
                 return put_together(self._rows, self._pieces) if column is None else column
             except Exception as exc:
                 what = f"the answers of several batches do not fit together: {type(exc).__name__}: {safe_str(exc)}"
@@ -148,16 +149,33 @@ def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]])
                 ticket.fill_list(start, stop, outcome.answers[at:end], outcome.model_id)
             at = end
         return
-    found: dict[Ticket, tuple[list[int], list[int]]] = {}
+    found: dict[Ticket, list[tuple[range, range]]] = {}
     for ticket, start, stop in pieces:
         end = at + stop - start
         if ticket is not None:
-            places, own = found.setdefault(ticket, ([], []))
-            places.extend(range(start, stop))
-            own.extend(range(at, end))
+            found.setdefault(ticket, []).append((range(start, stop), range(at, end)))
         at = end
-    for ticket, (places, own) in found.items():
-        _give(ticket, outcome, places, own)
+    for ticket, runs in found.items():
+        if len(runs) == 1 and _is_columns(ticket, outcome):
+            _give_run(ticket, outcome, *runs[0])
+        else:
+            _give(ticket, outcome, [at for run, _ in runs for at in run], [at for _, run in runs for at in run])
+
+
+def _is_columns(ticket: Ticket, outcome: Outcome) -> bool:
+    """Whether these are arrays that answer a table, and no row is to run again."""
+    return not isinstance(ticket.block, list) and type(outcome.answers) is not list and None not in outcome.failures.values()
+
+
+def _give_run(ticket: Ticket, outcome: Outcome, places: range, own: range) -> None:
+    """_give() of rows that follow each other: the array whole, with anything in the place of a row that failed."""
+    failed = {at: failure for at, failure in outcome.failures.items() if at in own and failure is not None}
+    for at, failure in failed.items():  # first: a ticket counts as settled as soon as none is missing
+        ticket.fail(places.start + at - own.start, failure)
+    if len(failed) == len(own):
+        ticket.missing -= len(own)
+    else:
+        ticket.fill(places, pick(outcome.answers, own), outcome.model_id)
 
 
 def _give(ticket: Ticket, outcome: Outcome, places: list[int], own: list[int]) -> None:

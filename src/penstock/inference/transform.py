@@ -15,6 +15,7 @@ from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec
+from penstock.io.model_versions import INTERVAL, checked_interval
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step
 from penstock.pipeline.handled import Retryable
 from penstock.pipeline.hints import resource_hints
@@ -43,6 +44,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         *,
         model_metadata_pcoll: PCollection[Any] | None = None,
         watch_model_pattern: str | None = None,
+        interval: float | None = None,
         model_identifier: str | None = None,
         validate: Callable[[Any, Any], Any] | None = None,
         golden_rows: Any = None,
@@ -51,17 +53,20 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         max_error_rate: float | None = None,
         compare: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        """A model that changes while the pipeline runs: watch_model_pattern names its files, of which the newest is used;
-        or model_metadata_pcoll gives its versions, as ModelMetadata. Before a new version is in service, validate(model,
-        golden_rows) must not return False or raise; and with canary=0.05 it gets that share of the rows first, until it has
-        had `canary_rows` (1,000) of them. It is rolled back if it fails for more than the share `max_error_rate` (0) of
-        them, or if compare(old_answer, new_answer) says that answers are not alike."""
+        """A model that changes while the pipeline runs: watch_model_pattern names its files, of which the newest is used,
+        looked for every `interval` (10) seconds; or model_metadata_pcoll gives its versions, as ModelMetadata. Before a new
+        version is in service, validate(model, golden_rows) must not return False or raise; and with canary=0.05 it gets
+        that share of the rows first, until it has had `canary_rows` (1,000) of them. It is rolled back if it fails for more
+        than the share `max_error_rate` (0) of them, or if compare(old_answer, new_answer) says that they are not alike."""
         if not isinstance(model_handler, ModelHandler):
             hint = (
                 f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
             )
             raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
         self._metadata = _versions_in(model_metadata_pcoll, watch_model_pattern)
+        self._interval = INTERVAL if interval is None else checked_interval(interval)
+        if interval is not None and watch_model_pattern is None:
+            raise UsageError("interval= is for watch_model_pattern=; p | ps.WatchFilePattern(...) has one of its own")
         settings: dict[str, Any] = {"validate": validate, "golden_rows": golden_rows, "compare": compare}
         settings |= {"canary": canary, "canary_rows": canary_rows, "max_error_rate": max_error_rate}
         refresh = None
@@ -135,7 +140,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         if isinstance(metadata, str) and isinstance(pcoll, PCollection):
             from penstock.io.file_pattern import WatchFilePattern  # few need it, and every worker would import it
 
-            metadata = pcoll.pipeline | WatchFilePattern(metadata)
+            metadata = pcoll.pipeline | WatchFilePattern(metadata, self._interval)
         step = copy.copy(self)
         step._metadata = None  # it is the graph's: what is sent to workers has no part of it
         return add_step(step, pcoll, tags, None if isinstance(metadata, str) else metadata)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from penstock.errors import ModelLoadError
 from penstock.inference.live_versions import Live, Reports, prepared_with, told_error
+from penstock.inference.loading_beside import load_beside
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.models.versions import ORIGINAL, Version, Wanted
@@ -40,26 +41,26 @@ class VersionLoader:
         found = [version for version in wanted.serve if version.number not in self._refused]
         return found or [wanted.serve[-1]]
 
-    def try_to_load(self, version: Version) -> Live | None:
+    def try_to_load(self, version: Version, *, beside: bool = False) -> Live | None:
         try:
-            return self.load(version)
+            return self.load(version, beside=beside)
         except BaseException as exc:
             let_through(exc)
             self.refuse(version, told_error(exc))
             return None
 
-    def load(self, version: Version) -> Live:
-        """Load a version, and check it."""
+    def load(self, version: Version, *, beside: bool = False) -> Live:
+        """Load a version, and check it. beside: batches run meanwhile, and come first."""
         for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
             if self._reports.deaths(version, what) >= limit:
                 done = "loaded it" if what == "load" else "answered its first rows"
                 raise ModelLoadError(f"processes that {done} have died")
         with self._reports.at_work(version, "load"):
             copy = self._make(version)
-            copy.load()
+            load_beside(copy.load, copy.handler) if beside else copy.load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
-                raise ModelLoadError("its files were changed while it was loaded")
+                raise ModelLoadError("its files were changed after it was found")
             if version != ORIGINAL and self._refresh.validate is not None:
                 good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
                 if good is not None and not good:

@@ -6,7 +6,6 @@ damage as well, and take no time that one could measure (SHA-256 took some 3% of
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,8 @@ from penstock.io.files import open_cause, store_of, without_secrets
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """The SHA-256 digest of a file's bytes, as they are stored, in hex. Reads all of it, a piece at a time."""
+    import hashlib
+
     return _digest_of(path, hashlib.sha256)
 
 
@@ -33,6 +34,8 @@ def new_xxh128() -> Any:
 
 
 def _digest_of(path: str | os.PathLike[str], kind: Callable[[], Any]) -> str:
+    import hashlib
+
     fs, inner = store_of(os.fspath(path), InputError)
     try:
         with fs.open(inner, "rb") as file:

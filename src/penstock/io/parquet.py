@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -105,6 +104,8 @@ class ParquetSource(FileSource[dict[str, Any]]):
         return sum(footer.byte_size() for footer in self._footers())
 
     def _footers(self) -> list[Footer]:
+        from concurrent.futures import ThreadPoolExecutor
+
         found = self.inputs()
         if self._known is None or self._known[0] != found:
             try:

@@ -16,9 +16,11 @@ from penstock.io.arrow_types import contains, is_list, is_lossless
 from penstock.io.merged_types import decoded
 from penstock.io.records import LEAVES, listed, named_fields, plain
 from penstock.rows import shorten
+from penstock.tables import table_of
 
 STEP = "WriteToParquet"
 REMEDY = "make the values alike in a step before, or pass schema=pyarrow.schema(...) with a type that holds them all"
+REPEATED = 16  # times, for a text to be worth a look before it is written down
 NUMBERS = ({int}, {float}, {int, float})
 
 
@@ -123,7 +125,7 @@ def _array(name: str, values: list[Any], wanted: pa.DataType | None, rounds: boo
     """A column of these values. If a type is wanted: of that type, or of one that _cast() makes it of."""
     kinds = set(map(type, values)) - {type(None)}
     try:
-        array = column_of_arrays(values) if holds_arrays(kinds) else None
+        array = _column_of(values, kinds)
         if array is None:
             values = values if kinds <= LEAVES else [plain(value, _arrow_value) for value in values]
             array = pa.array(values)
@@ -136,6 +138,30 @@ def _array(name: str, values: list[Any], wanted: pa.DataType | None, rounds: boo
             raise _refused(name, f"{exc}; expected values of one type that Arrow knows") from exc
         return _array_of(name, [plain(value, _arrow_value) for value in values], wanted, rounds)
     return array
+
+
+def _column_of(values: list[Any], kinds: set[type]) -> Any:
+    """A column of what pa.array() would take longer for, or would not take; else None."""
+    if kinds == {str}:
+        return _repeated(values)
+    if kinds == {dict}:
+        return _struct_of(values)
+    return column_of_arrays(values) if holds_arrays(kinds) else None
+
+
+def _repeated(values: list[str | None]) -> Any:
+    """Texts of which many are the same, as those of failures: memory for all is taken at once. Else None."""
+    distinct = {value: at for at, value in enumerate(dict.fromkeys(values))}
+    if len(distinct) > len(values) // REPEATED:
+        return None
+    return pa.array(list(distinct), pa.string()).take(pa.array([distinct[value] for value in values], pa.int32()))
+
+
+def _struct_of(values: list[Any]) -> Any:
+    """Dicts as a column, field by field, where that is sure to be what pa.array() makes of them; else None."""
+    table = table_of(values)
+    batches = [] if table is None else table.to_batches()
+    return batches[0].to_struct_array() if len(batches) == 1 else None
 
 
 def _array_of(name: str, values: list[Any], wanted: pa.DataType, rounds: bool) -> Any:

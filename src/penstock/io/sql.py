@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.io.sql_table import SqlTable
 
 COLUMNS, CLAIM = "columns.json", "claim"  # beside the spooled parts: what workers need to know; which process publishes
-PROCESS = secrets.token_hex(8)
+PROCESS = os.urandom(8).hex()
 MOST_RUNS = 5  # that an error names
 
 
@@ -36,6 +32,9 @@ class SqlSink(Sink[Any]):
     takes_columns = True
 
     def __init__(self, table: SqlTable, aside: str | None) -> None:
+        import hashlib
+        import tempfile
+
         self._table: SqlTable | None = table
         self.name = table.full_name
         self.upsert_by = table.upsert_by
@@ -131,6 +130,8 @@ class SqlSink(Sink[Any]):
 
     def finish(self, run: str, published: bool) -> None:
         """Remove the spool. The marks stay in the database: by them a part that is published late, again, is known."""
+        import shutil
+
         for folder in self.aside(run):
             if os.path.isdir(folder):
                 shutil.rmtree(folder)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.inference.live_versions import OLD_FIRST
 from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
 from penstock.io.files import place_of, without_secrets
@@ -110,7 +111,8 @@ class ModelRefresh:
         for model in self._models.values():
             events = model.read_reports()
             for event in events:
-                logger.log(logging.INFO if event.what in (SERVED, PROMOTED) else logging.WARNING, "%s", event.told())
+                as_wished = event.what in (SERVED, PROMOTED) and OLD_FIRST not in event.why
+                logger.log(logging.INFO if as_wished else logging.WARNING, "%s", event.told())
             with self._lock:
                 self._events += events
 
