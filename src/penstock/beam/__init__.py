@@ -3,9 +3,8 @@
 from apache_beam.ml.inference.base import RateLimitExceeded, RemoteModelHandler
 
 from penstock.beam.handlers import BeamBase as ModelHandler
-from penstock.beam.handlers import from_beam
+from penstock.beam.handlers import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler, from_beam
 from penstock.beam.transform import RunInference, RunInferenceDLQ
-from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 from penstock.io.model_versions import KeyModelPathMapping, ModelMetadata
 from penstock.rows import PredictionResult
 

@@ -14,5 +14,6 @@ def as_beam(row: Any, failure: Failure) -> tuple[Any, tuple[type[BaseException],
     here: it may not exist in this process."""
     found = getattr(builtins, failure.error_type, None)
     kind = found if isinstance(found, type) and issubclass(found, BaseException) else RowError
-    told = f"{failure.error_type}({failure.message!r})"
+    message = failure.message if failure.error_type == "KeyError" else repr(failure.message)  # of which str() is a repr()
+    told = f"{failure.error_type}({message})"
     return row, (kind, told, failure.traceback.splitlines(keepends=True))

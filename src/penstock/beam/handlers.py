@@ -9,8 +9,8 @@ from typing import Any
 from apache_beam.ml.inference import base
 
 from penstock.errors import UsageError
+from penstock.inference import keyed
 from penstock.inference.handler import ModelHandler, is_prebatched, variables_of
-from penstock.inference.keyed import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 from penstock.rows import PredictionResult
 
 BATCHING = {  # arguments of Beam's batching: what each is called here; None: there is nothing to set
@@ -28,6 +28,33 @@ BATCHING = {  # arguments of Beam's batching: what each is called here; None: th
     "clock": None,
     "record_metrics": None,
 }
+
+
+class KeyModelMapping(keyed.KeyModelMapping):
+    """Rows with these keys are for this handler's model, be it of Penstock or of Beam."""
+
+    def __init__(self, keys: Sequence[Any], model_handler: Any) -> None:
+        super().__init__(keys, from_beam(model_handler))
+
+
+class KeyedModelHandler(keyed.KeyedModelHandler):
+    """As Penstock's, of handlers of Penstock or of Beam."""
+
+    def __init__(self, unkeyed: Any, *args: Any, **settings: Any) -> None:
+        is_list = isinstance(unkeyed, (list, tuple))
+        given = [_as_mapping(each) for each in unkeyed] if is_list else from_beam(unkeyed)
+        super().__init__(given, *args, **settings)
+
+
+class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
+    """As Penstock's, of a handler of Penstock or of Beam."""
+
+    def __init__(self, unkeyed: Any) -> None:
+        super().__init__(from_beam(unkeyed))
+
+
+def _as_mapping(given: Any) -> Any:
+    return KeyModelMapping(given.keys, given.mh) if isinstance(given, base.KeyModelMapping) else given
 
 
 def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from penstock.beam.handlers import from_beam
-from penstock.beam.inference_dofn import InferenceDoFn
+from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
 from penstock.beam.thresholds import check_threshold
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
@@ -105,8 +105,10 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         if self._monitoring is not None and spec.path.functions_after:
             raise UsageError("monitoring_transform= sees answers before postprocess functions: put these into a beam.Map")
         step = self.label or type(self).__name__
-        do_fn = InferenceDoFn(spec, f"{step} {spec.id}", _run_of(pcoll.pipeline))
-        inference = beam.ParDo(do_fn, self._versions(pcoll.pipeline)).with_resource_hints(**self._hints)
+        versions = self._versions(pcoll.pipeline)
+        kind = InferenceDoFn if versions is None else RefreshedInferenceDoFn
+        do_fn = kind(spec, f"{step} {spec.id}", _run_of(pcoll.pipeline))
+        inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
             answers = pcoll | "BeamML_RunInference" >> inference
             self._monitor(answers)
@@ -147,5 +149,5 @@ def _hints_of(handler: Any) -> dict[str, Any]:
     given = dict(handler.get_resource_hints())
     if isinstance(given.get("accelerator"), str) and ":" not in given["accelerator"]:
         given.pop("accelerator")  # "gpu": which one is Beam's to know, type:...;count:...
-    given.pop("cpus", None)
-    return given
+    cpus = given.pop("cpus", None)
+    return given if cpus is None else {**given, "cpu_count": cpus}
