@@ -36,11 +36,8 @@ def build(pipeline: beam.Pipeline, source: str, model: str, output: str) -> None
     answers, failures = lines | "Classify" >> RunInference(handler).with_exception_handling()
     answers | "As JSON" >> beam.Map(as_json) | "Write" >> beam.io.WriteToText(output, ".jsonl")
     failed = (failures.failed_preprocessing[0], failures.failed_inferences) | beam.Flatten()
-    (
-        failed
-        | "Dead letters" >> beam.MapTuple(dead_letter)
-        | "Write failed" >> beam.io.WriteToText(f"{output}-failed", ".jsonl")
-    )
+    letters = failed | "Dead letters" >> beam.MapTuple(dead_letter)
+    letters | "Write failed" >> beam.io.WriteToText(f"{output}-failed", ".jsonl")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What classify_flowers.py needs: a model that knows three kinds of iris, and a file of flowers with one line that is none."""
+"""What classify_flowers.py needs: a model that knows three kinds of iris, and a file of flowers with one bad line."""
 
 from __future__ import annotations
 
