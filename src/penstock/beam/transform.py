@@ -150,4 +150,4 @@ def _hints_of(handler: Any) -> dict[str, Any]:
     if isinstance(given.get("accelerator"), str) and ":" not in given["accelerator"]:
         given.pop("accelerator")  # "gpu": which one is Beam's to know, type:...;count:...
     cpus = given.pop("cpus", None)
-    return given if cpus is None else {**given, "cpu_count": cpus}
+    return given if cpus is None else {**given, "cpu_count": str(cpus)}
