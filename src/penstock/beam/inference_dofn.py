@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import TaggedOutput
+from apache_beam.pvalue import EmptySideInput, TaggedOutput
 from apache_beam.utils.windowed_value import WindowedValue
 
 from penstock.beam import process_sessions
@@ -50,6 +50,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         return self._held
 
     def teardown(self) -> None:
+        self._abandon()  # of a bundle that failed: no other one is to wait for its rows
         if self._held is not None:
             process_sessions.closed(self._held)
             self._held = None
@@ -63,8 +64,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
     def process(self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterator[Any]:
-        """versions: of the model, where it changes: a ModelMetadata, or a list of KeyModelPathMapping; else None."""
-        if versions is not None and versions != self._versions:
+        """versions: of the model, where it changes: a ModelMetadata, or a list of KeyModelPathMapping; an EmptySideInput
+        while there is none; None where it never changes."""
+        if versions is not None and versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions
             announce(versions, self._spec, self._step, self._open().sessions.around)
         self._origins[self._pushed + len(self._elements)] = origin
