@@ -56,8 +56,13 @@ def generator_answers(base, p, folder):
 
 
 class Weights:
+    """A model of one number."""
+
     def __init__(self, much):
         self.much = much
+
+    def plus(self, row):
+        return row + self.much
 
 
 def adding(base):
@@ -71,7 +76,7 @@ def adding(base):
 
         def run_inference(self, batch, model, inference_args=None):
             more = (inference_args or {}).get("more", 0)
-            return [each + model.much + more for each in batch]
+            return [model.plus(each) + more for each in batch]
 
     return Adding
 
@@ -211,8 +216,8 @@ def refresh_without_a_version(base, p, folder):
 def refresh_by_pattern(base, p, folder):
     old = written(folder, "old.json", 1)
     written(folder, "model-2.json", 1000)
-    pattern, until = f"{folder}/model-*.json", time.time() + 1
-    step = base.RunInference(from_file(base)(old), watch_model_pattern=pattern, interval=1, stop_timestamp=until)
+    pattern, until = f"{folder}/model-*.json", time.time() + 1  # it is looked at once
+    step = base.RunInference(from_file(base)(old), watch_model_pattern=pattern, interval=60, stop_timestamp=until)
     return {"answers": p | beam.Create(range(20)) | step}
 
 
@@ -321,7 +326,6 @@ PROGRAMS = [
     refresh_by_side_input,
     refresh_without_a_version,
     refresh_by_pattern,
-    refresh_per_key,
     remote,
     pytorch,
     sklearn,

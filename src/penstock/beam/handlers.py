@@ -10,7 +10,7 @@ from apache_beam.ml.inference import base
 
 from penstock.errors import UsageError
 from penstock.inference import keyed
-from penstock.inference.handler import ModelHandler, is_prebatched, variables_of
+from penstock.inference.handler import ExampleT, ModelHandler, ModelT, PredictionT, is_prebatched, variables_of
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.rows import PredictionResult
 
@@ -105,7 +105,7 @@ class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
         super().__init__(from_beam(unkeyed))
 
 
-class BeamBase(ModelHandler[Any, Any, Any]):
+class BeamBase(ModelHandler[ExampleT, PredictionT, ModelT]):
     """Penstock's ModelHandler with what else Beam's has, for handlers whose base is replaced."""
 
     def __init__(self, *, batch_bucket_boundaries: Sequence[int] | None = None, **settings: Any) -> None:

@@ -20,7 +20,6 @@ from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
 from penstock.beam.versions import announce
 from penstock.blocks import rows_of, size_of
-from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
@@ -37,26 +36,26 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._spec = spec
         self._step = step
         self._run = run
-        self._held: process_sessions.PipelineSessions | None = None
-        self._stream: InferenceStream | None = None
+        self._hold: process_sessions.Hold | None = None
+        self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
 
     def setup(self) -> None:
         self._open()
 
-    def _open(self) -> process_sessions.PipelineSessions:
-        if self._held is None:
-            self._held = process_sessions.opened(self._run)
-        return self._held
+    def _open(self) -> process_sessions.Hold:
+        if self._hold is None:
+            self._hold, self._finalizer = process_sessions.opened(self._run, self)
+        return self._hold
 
     def teardown(self) -> None:
-        self._abandon()  # of a bundle that failed: no other one is to wait for its rows
-        if self._held is not None:
-            process_sessions.closed(self._held)
-            self._held = None
+        if self._hold is not None:
+            self._finalizer.detach()
+            self._hold.release()
+            self._hold = None
 
     def start_bundle(self) -> None:
-        self._abandon()
+        self._open().abandon()  # the bundle before it may have failed
         self._elements: list[Any] = []
         self._bytes = 0
         self._pushed = 0
@@ -68,7 +67,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         while there is none; None where it never changes."""
         if versions is not None and versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions
-            announce(versions, self._spec, self._step, self._open().sessions.around)
+            announce(versions, self._spec, self._step, self._open().held.sessions.around)
         self._origins[self._pushed + len(self._elements)] = origin
         self._elements.append(element)
         self._bytes += size_of(element)
@@ -86,20 +85,20 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._waiting = []
         if self._elements:
             yield from self._push()
-        stream, held = self._stream, self._held
-        if stream is None or held is None:
+        hold = self._open()
+        if hold.stream is None:
             return
-        yield from self._out(stream.finish())
-        held.metrics.report(self._step, stream.metrics, held.sessions.drain_metrics())
-        self._abandon()
+        yield from self._out(hold.stream.finish())
+        hold.held.metrics.report(self._step, hold.stream.metrics, hold.held.sessions.drain_metrics())
+        hold.abandon()
 
     def _push(self) -> Iterable[Any]:
-        held = self._open()
-        if self._stream is None:
-            self._stream = open_stream(self._spec, self._step, held.sessions, held.caller())
+        hold = self._open()
+        if hold.stream is None:
+            hold.stream = open_stream(self._spec, self._step, hold.held.sessions, hold.held.caller())
         elements, self._elements, self._bytes = self._elements, [], 0
         self._pushed += len(elements)
-        return self._out(self._stream.push(elements))
+        return self._out(hold.stream.push(elements))
 
     def _out(self, made: Iterable[Made]) -> Iterator[Any]:
         for each in made:
@@ -109,9 +108,3 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
                 value = row if each.failed is None else as_beam(*row)
                 answer = WindowedValue(value, origin.timestamp, origin.windows, origin.pane_info)
                 yield answer if each.failed is None else TaggedOutput(each.failed, answer)
-
-    def _abandon(self) -> None:
-        """Of a bundle that has ended, or has failed: what is in flight, nobody wants."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
