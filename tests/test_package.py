@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import penstock
+import penstock.beam
 import penstock.testing
 from penstock import errors
 
@@ -20,6 +21,7 @@ BASE = {"failures", "row_copies", "answers", "forks", "rows", "blocks", "tables"
 # A folder inside a folder is a layer, too.
 LAYERS = {
     "cli": {"journal", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors", "version"},
+    "beam": {"inference", "io", "models", "observe", "blocks", "failures", "rows", "errors"},
     "engines": {"engines.local"},
     "engines.local": {
         *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport", "crashes"),
@@ -166,6 +168,11 @@ def test_only_the_table_of_engines_knows_the_local_engine():
     assert named == []
 
 
+def test_nothing_knows_the_beam_layer():
+    outside = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "beam"]
+    assert [path.name for path in outside if "beam" in map(layer_of, runtime_imports(path))] == []
+
+
 def test_an_inference_knows_no_transform():
     """Other engines run it from a spec; only this file makes a step of a pipeline of it."""
     inside = [path for path in (SOURCE / "inference").glob("*.py") if path.name != "transform.py"]
@@ -186,7 +193,7 @@ def test_what_decides_imports_nothing_that_acts():
 
 
 def test_all_is_sorted_and_complete():
-    for module in (penstock, penstock.testing):
+    for module in (penstock, penstock.beam, penstock.testing):
         public = {name for name, value in vars(module).items() if not name.startswith("_") and not is_module(value)}
         assert list(module.__all__) == sorted(module.__all__)
         assert set(module.__all__) - {"__version__"} == public

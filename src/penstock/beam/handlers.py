@@ -10,7 +10,8 @@ from apache_beam.ml.inference import base
 
 from penstock.errors import UsageError
 from penstock.inference import keyed
-from penstock.inference.handler import ModelHandler, is_prebatched, variables_of
+from penstock.inference.handler import ExampleT, ModelHandler, ModelT, PredictionT, is_prebatched, variables_of
+from penstock.inference.models_by_key import ModelsByKey
 from penstock.rows import PredictionResult
 
 BATCHING = {  # arguments of Beam's batching: what each is called here; None: there is nothing to set
@@ -28,33 +29,6 @@ BATCHING = {  # arguments of Beam's batching: what each is called here; None: th
     "clock": None,
     "record_metrics": None,
 }
-
-
-class KeyModelMapping(keyed.KeyModelMapping):
-    """Rows with these keys are for this handler's model, be it of Penstock or of Beam."""
-
-    def __init__(self, keys: Sequence[Any], model_handler: Any) -> None:
-        super().__init__(keys, from_beam(model_handler))
-
-
-class KeyedModelHandler(keyed.KeyedModelHandler):
-    """As Penstock's, of handlers of Penstock or of Beam."""
-
-    def __init__(self, unkeyed: Any, *args: Any, **settings: Any) -> None:
-        is_list = isinstance(unkeyed, (list, tuple))
-        given = [_as_mapping(each) for each in unkeyed] if is_list else from_beam(unkeyed)
-        super().__init__(given, *args, **settings)
-
-
-class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
-    """As Penstock's, of a handler of Penstock or of Beam."""
-
-    def __init__(self, unkeyed: Any) -> None:
-        super().__init__(from_beam(unkeyed))
-
-
-def _as_mapping(given: Any) -> Any:
-    return KeyModelMapping(given.keys, given.mh) if isinstance(given, base.KeyModelMapping) else given
 
 
 def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:
@@ -82,23 +56,56 @@ def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], S
         no_batching = no_batching or isinstance(handler, base._PrebatchedModelHandler)
         handler = handler._base
     if type(handler) is base.MaybeKeyedModelHandler:
-        return MaybeKeyedModelHandler(from_beam(handler._unkeyed)), before, after, no_batching
+        return MaybeKeyedModelHandler(handler._unkeyed), before, after, no_batching
     if type(handler) is not base.KeyedModelHandler:
         return BeamModelHandler(handler), before, after, no_batching
     if handler._single_model:
-        return KeyedModelHandler(from_beam(handler._unkeyed)), before, after, no_batching
+        return KeyedModelHandler(handler._unkeyed), before, after, no_batching
     return _keyed(handler), before, after, no_batching
+
+
+def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
+    """UsageError for handlers of Beam's that ignore a new path: Beam would go on with the old model under the new name."""
+    inner = handler.unkeyed if isinstance(handler, keyed.KeyedModelHandler) else handler
+    for kind in inner.kinds() if isinstance(inner, ModelsByKey) else [inner]:
+        own = getattr(kind, "beam", None)
+        if isinstance(own, base.ModelHandler) and type(own).update_model_path is base.ModelHandler.update_model_path:
+            raise UsageError(
+                f"{type(own).__name__} ignores a new path, so its model cannot change while a pipeline runs: define "
+                "update_model_path(self, model_path), which sets what load_model() loads"
+            )
 
 
 def _keyed(handler: Any) -> KeyedModelHandler:
     keys: dict[Any, list[Any]] = {}
     for key, first in handler._key_to_id_map.items():
         keys.setdefault(first, []).append(key)
-    mappings = [KeyModelMapping(keys[first], from_beam(own)) for first, own in handler._id_to_mh_map.items()]
+    mappings = [KeyModelMapping(keys[first], own) for first, own in handler._id_to_mh_map.items()]
     return KeyedModelHandler(mappings, max_models_per_worker_hint=handler._max_models_per_worker_hint)
 
 
-class BeamBase(ModelHandler[Any, Any, Any]):
+class KeyModelMapping(keyed.KeyModelMapping):
+    """Elements with these keys are for this handler's model: a handler of Penstock's or of Beam's."""
+
+    def __init__(self, keys: Sequence[Any], mh: Any) -> None:
+        super().__init__(keys, from_beam(mh))
+
+
+class KeyedModelHandler(keyed.KeyedModelHandler):
+    """Penstock's, which takes handlers of Beam's, too."""
+
+    def __init__(self, unkeyed: Any, *args: Any, **settings: Any) -> None:
+        super().__init__(from_beam(unkeyed) if isinstance(unkeyed, base.ModelHandler) else unkeyed, *args, **settings)
+
+
+class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
+    """Penstock's, which takes handlers of Beam's, too."""
+
+    def __init__(self, unkeyed: Any) -> None:
+        super().__init__(from_beam(unkeyed))
+
+
+class BeamBase(ModelHandler[ExampleT, PredictionT, ModelT]):
     """Penstock's ModelHandler with what else Beam's has, for handlers whose base is replaced."""
 
     def __init__(self, *, batch_bucket_boundaries: Sequence[int] | None = None, **settings: Any) -> None:
@@ -154,6 +161,9 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
 
     def get_metrics_namespace(self) -> str:
         return str(self.beam.get_metrics_namespace())
+
+    def get_resource_hints(self) -> Mapping[str, Any]:
+        return dict(self.beam.get_resource_hints())
 
     def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
         self.beam.validate_inference_args(inference_args)

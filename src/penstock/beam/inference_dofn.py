@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import TaggedOutput
+from apache_beam.pvalue import EmptySideInput, TaggedOutput
 from apache_beam.utils.windowed_value import WindowedValue
 
 from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
 from penstock.beam.versions import announce
 from penstock.blocks import rows_of, size_of
-from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
@@ -38,25 +37,26 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._spec = spec
         self._step = step
         self._run = run
-        self._held: process_sessions.PipelineSessions | None = None
-        self._stream: InferenceStream | None = None
+        self._hold: process_sessions.Hold | None = None
+        self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
 
     def setup(self) -> None:
         self._open()
 
-    def _open(self) -> process_sessions.PipelineSessions:
-        if self._held is None:
-            self._held = process_sessions.opened(self._run)
-        return self._held
+    def _open(self) -> process_sessions.Hold:
+        if self._hold is None:
+            self._hold, self._finalizer = process_sessions.opened(self._run, self)
+        return self._hold
 
     def teardown(self) -> None:
-        if self._held is not None:
-            process_sessions.closed(self._held)
-            self._held = None
+        if self._hold is not None:
+            self._finalizer.detach()
+            self._hold.release()
+            self._hold = None
 
     def start_bundle(self) -> None:
-        self._abandon()
+        self._open().abandon()  # the bundle before it may have failed
         self._origins: list[Any] = []  # the elements of the bundle, with their windows; None: it is answered
         self._pushed = 0  # of them, those that were submitted
         self._bytes = self._row_bytes = 0  # of those that were not, about
@@ -82,22 +82,22 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._waiting = []
         if self._pushed < len(self._origins):
             yield from self._push()
-        stream, held = self._stream, self._held
-        if stream is None or held is None:
+        hold = self._open()
+        if hold.stream is None:
             return
-        for made in stream.finish():
+        for made in hold.stream.finish():
             yield from self._out(made)
-        held.metrics.report(self._step, stream.metrics, held.sessions.drain_metrics())
-        self._abandon()
+        hold.held.metrics.report(self._step, hold.stream.metrics, hold.held.sessions.drain_metrics())
+        hold.abandon()
 
     def _push(self, at_hand: WindowedValue | None = None) -> list[Any]:
         """Submit what was gathered; what is there to go out. at_hand: the element that this is done for."""
-        held = self._open()
-        if self._stream is None:
-            self._stream = open_stream(self._spec, self._step, held.sessions, held.caller())
+        hold = self._open()
+        if hold.stream is None:
+            hold.stream = open_stream(self._spec, self._step, hold.held.sessions, hold.held.caller())
         elements = [origin.value for origin in self._origins[self._pushed :]]
         self._pushed, self._bytes = len(self._origins), 0
-        return [each for made in self._stream.push(elements) for each in self._out(made, at_hand)]
+        return [each for made in hold.stream.push(elements) for each in self._out(made, at_hand)]
 
     def _out(self, made: Made, at_hand: WindowedValue | None = None) -> list[Any]:
         """What goes out, with the windows, the time and the pane of the elements. What goes out bare has those of the
@@ -114,12 +114,6 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         tag, failed = made.failed, zip(origins, rows, strict=True)
         return [TaggedOutput(tag, origin.with_value(as_beam(*row))) for origin, row in failed]
 
-    def _abandon(self) -> None:
-        """Of a bundle that has ended, or has failed: what is in flight, nobody wants."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
-
 
 class RefreshedInferenceDoFn(InferenceDoFn):
     """The same with a model that changes: its versions come by a side input."""
@@ -127,10 +121,10 @@ class RefreshedInferenceDoFn(InferenceDoFn):
     def process(  # type: ignore[override]
         self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
     ) -> Iterable[Any] | None:
-        """versions: a ModelMetadata, or a list of KeyModelPathMapping."""
-        if versions != self._versions:
+        """versions: a ModelMetadata, or a list of KeyModelPathMapping; an EmptySideInput while there is none."""
+        if versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions
-            announce(versions, self._spec, self._step, self._open().sessions.around)
+            announce(versions, self._spec, self._step, self._open().held.sessions.around)
         return super().process(element, origin)
 
 

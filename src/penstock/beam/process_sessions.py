@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.beam.metrics import StepMetrics
+from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import run_folder
+from penstock.models.rendezvous import await_hosts, run_folder
 from penstock.observe.metrics import Metrics
 
 _lock = threading.Lock()  # guards the pipelines
 _pipelines: dict[str, PipelineSessions] = {}
+_left: queue.SimpleQueue[Hold] = queue.SimpleQueue()  # by users that were never torn down
+_releasing: list[threading.Thread] = []  # the thread that releases them
 
 
 @dataclass
@@ -36,9 +42,44 @@ class PipelineSessions:
         return found
 
 
-def opened(run: str) -> PipelineSessions:
-    """Those of a pipeline, with one more user."""
+@dataclass
+class Hold:
+    """What one user has of them."""
+
+    held: PipelineSessions
+    stream: InferenceStream | None = None  # of the bundle at hand
+
+    def abandon(self) -> None:
+        """Of a bundle that has ended, or has failed: what is in flight, nobody wants."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
+
+    def release(self) -> None:
+        self.abandon()
+        _closed(self.held)
+
+
+def opened(run: str, user: Any) -> tuple[Hold, weakref.finalize[..., Any]]:
+    """Those of a pipeline, with one more user, and what is to be detached when that is torn down. Runners that drop one
+    whose bundle failed may never do so: then it counts as gone when nothing refers to it."""
+    hold = Hold(_opened(run))
+    # Users may be collected anywhere, also by a thread that holds locks: the queue needs none.
+    finalizer = weakref.finalize(user, _left.put, hold)
+    finalizer.atexit = False
+    return hold, finalizer
+
+
+def _release_left() -> None:
+    while True:
+        _left.get().release()
+
+
+def _opened(run: str) -> PipelineSessions:
     with _lock:
+        if not _releasing:
+            _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
+            _releasing[0].start()
         found = _pipelines.get(run)
         if found is None:
             cores = os.cpu_count() or 1
@@ -48,7 +89,7 @@ def opened(run: str) -> PipelineSessions:
         return found
 
 
-def closed(held: PipelineSessions) -> None:
+def _closed(held: PipelineSessions) -> None:
     """One user less; the last one ends them. Beam may never say so: then they end with the process."""
     with _lock:
         held.users -= 1
@@ -56,3 +97,4 @@ def closed(held: PipelineSessions) -> None:
             return
         del _pipelines[held.run]
     held.sessions.close(wait=False)
+    threading.Thread(target=await_hosts, args=(held.sessions.around.folder,), daemon=True).start()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from penstock.beam.handlers import from_beam
+from penstock.beam.handlers import check_can_change, from_beam
 from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
 from penstock.beam.thresholds import check_threshold
 from penstock.errors import UsageError
@@ -69,11 +69,13 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         changes = model_metadata_pcoll is not None or watch_model_pattern is not None
         refresh = Refresh.of(validate=validate, golden_rows=golden_rows) if changes else None
         handler = from_beam(model_handler)
+        if changes:
+            check_can_change(handler)
         self._spec = InferenceSpec.of(
             handler, inference_args, metrics_namespace, model_identifier=model_identifier, refresh=refresh
         )
         self._monitoring = monitoring_transform
-        self._hints = _hints_of(model_handler)
+        self._hints = _hints_of(self._spec.handler)
 
     @classmethod
     def from_callable(cls, model_handler_provider: Any, **kwargs: Any) -> RunInference:

@@ -84,6 +84,13 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
             process.wait(max(0.0, deadline - time.monotonic()) if lines else 0)
 
 
+def await_hosts(folder: str) -> None:
+    """Wait for the hosts of a run that this process has started: they end when their last client has gone, which may be
+    another process."""
+    for process in _children.pop(folder, []):
+        process.wait()
+
+
 @dataclass(frozen=True)
 class Address:
     """One host's place in the folder of a run."""

@@ -1,0 +1,425 @@
+"""RunInference for pipelines of Apache Beam: programs that were written for Beam's give the same answers with Penstock's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+import torch
+from apache_beam.ml.inference import base as of_beam
+from apache_beam.ml.inference import pytorch_inference, sklearn_inference
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms import resources
+
+import penstock as ps
+import penstock.beam as of_penstock
+from beam_programs import (
+    PROGRAMS,
+    Weights,
+    adding,
+    as_lists,
+    fixed_windows,
+    from_file,
+    refresh_per_key,
+    sliding_windows,
+    timed,
+    written,
+)
+from beam_runs import RUNNERS, counters, distributions, run
+from penstock.errors import TooManyFailuresError, UsageError
+from penstock.handlers.pytorch import PytorchModelHandlerTensor
+
+HERE = str(Path(__file__).parent)
+
+
+def in_folder(folder, name):
+    (folder / name).mkdir()
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_gives_the_same_with_either(program, tmp_path):
+    expected = run(program, of_beam, in_folder(tmp_path, "beam"))
+    found = run(program, of_penstock, in_folder(tmp_path, "penstock"))
+    assert sum(map(len, expected.values())) > 0
+    for name in expected:
+        assert without_times(found[name]) == without_times(expected[name]), name
+
+
+def without_times(answers):
+    """Beam's batches lose them."""
+    return sorted(((value, own) for value, _, own in answers), key=repr)
+
+
+def test_one_output_is_compared_in_each_place_of_failure(tmp_path):
+    """What the programs compare is what should come out, not twice the same mistake."""
+    failing = next(each for each in PROGRAMS if each.__name__ == "failing_rows")
+    found = run(failing, of_penstock, str(tmp_path))
+    assert found.values_of("inferences") == [([each], "ValueError", "ValueError") for each in (13, 23, 33, 3)]
+    assert found.values_of("preprocessing 0") == [([6], "TypeError", "TypeError")]
+    assert found.values_of("preprocessing 1") == [([5], "KeyError", "KeyError")]
+    assert found.values_of("postprocessing 0") == [([10.0], "RuntimeError", "RuntimeError")]
+    assert len(found["answers"]) == 40 - 7
+
+
+@pytest.mark.parametrize("program", [fixed_windows, sliding_windows])
+def test_answers_keep_the_times_of_their_elements(program, tmp_path):
+    """Elements of all windows share batches; in sliding ones each element is answered once for each of its windows."""
+    found = run(program, of_penstock, str(tmp_path))
+    assert {(value, time) for value, time, _ in found["answers"]} == {(each + 1, float(each)) for each in range(60)}
+    assert all(start <= time < end for _, time, (start, end) in found["answers"])
+    assert len(found["answers"]) == (120 if program is sliding_windows else 60)
+
+
+def test_a_new_version_for_each_key(tmp_path):
+    """Beam's first batch is answered by the old one."""
+    found = run(refresh_per_key, of_penstock, str(tmp_path))
+    expected = [("ab"[each % 2], each + (2 if each % 2 else 1000)) for each in range(20)]
+    assert sorted(found.values_of()) == sorted(expected)
+
+
+class Sizes(of_penstock.ModelHandler):
+    """Answers with the size of its batch."""
+
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(batch)] * len(batch)
+
+
+def test_elements_of_several_windows_share_a_batch(tmp_path):
+    def program(base, p, folder):
+        windows = beam.WindowInto(beam.window.FixedWindows(1))
+        return {"answers": timed(p) | windows | base.RunInference(Sizes(max_batch_size=60, min_batch_size=60))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert len({own for _, _, own in found["answers"]}) == 60
+    assert max(found.values_of()) > 1
+
+
+def test_many_elements_in_several_windows_go_out_once_each(tmp_path):
+    """More than a block of them: answers are ready while elements with two windows come in."""
+
+    def program(base, p, folder):
+        windows = beam.WindowInto(beam.window.SlidingWindows(size=200, period=100))
+        rows = p | beam.Create([0]) | beam.FlatMap(lambda _: range(5000))
+        times = rows | "Timed" >> beam.Map(lambda number: beam.window.TimestampedValue(number, number))
+        return {"answers": times | windows | base.RunInference(adding(base)(0, max_batch_size=100))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    expected = {(each, float(each), (start, start + 200)) for each in range(5000) for start in starts(each)}
+    assert len(found["answers"]) == len(expected)
+    assert set(found["answers"]) == expected
+
+
+def starts(time):
+    last = time // 100 * 100
+    return last - 100, last
+
+
+@pytest.mark.parametrize("model", [{"much": 3}, (3, "three"), [3], 3], ids=lambda model: type(model).__name__)
+def test_models_may_be_of_any_type(model, tmp_path):
+    class Given(of_penstock.ModelHandler):
+        def load_model(self):
+            return model
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [(each, model) for each in batch]
+
+    def program(base, p, folder):
+        return {"answers": p | beam.Create(range(5)) | base.RunInference(Given())}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == [(each, model) for each in range(5)]
+
+
+def test_a_bad_element_fails_alone(tmp_path):
+    class Halves(of_penstock.ModelHandler):
+        def load_model(self):
+            return Weights(2)
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [model.much / each for each in batch]
+
+    def program(base, p, folder):
+        handler = Halves(min_batch_size=50, max_batch_size=50)
+        main, other = p | beam.Create(range(-20, 80)) | base.RunInference(handler).with_exception_handling(threshold=0.1)
+        return {"answers": main, "failed": other.failed_inferences | beam.Map(lambda failed: (failed[0], failed[1][0]))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert len(found["answers"]) == 99
+    assert found.values_of("failed") == [(0, ZeroDivisionError)]
+
+
+def test_too_many_failures_fail_the_pipeline(tmp_path):
+    def program(base, p, folder):
+        handler = adding(base)(1)
+        main, _ = p | beam.Create([1, 2, 3, "four"]) | base.RunInference(handler).with_exception_handling(threshold=0.2)
+        return {"answers": main}
+
+    with pytest.raises(Exception, match="1 of 4 elements failed, more than the threshold of 0.2") as caught:
+        run(program, of_penstock, str(tmp_path))
+    assert TooManyFailuresError.__name__ in f"{type(caught.value).__name__} {caught.value}"
+
+
+def test_penstocks_own_handlers(tmp_path):
+    path = str(tmp_path / "linear.pt")
+    torch.save({"weight": torch.tensor([[2.0, 3.0]]), "bias": torch.tensor([1.0])}, path)
+    handler = PytorchModelHandlerTensor(
+        state_dict_path=path, model_class=torch.nn.Linear, model_params={"in_features": 2, "out_features": 1}
+    )
+    rows = [torch.tensor([float(number), 1.0]) for number in range(20)]
+
+    def program(base, p, folder):
+        answers = p | beam.Create(rows) | base.RunInference(handler)
+        return {"answers": answers | beam.Map(lambda found: (*as_lists(found)[:2], found.model_id))}
+
+    expected = [([float(number), 1.0], [2.0 * number + 4.0], path) for number in range(20)]
+    assert sorted(run(program, of_penstock, str(tmp_path)).values_of()) == expected
+
+
+# Handlers of Beam's, with their base replaced.
+
+
+@pytest.fixture
+def replaced():
+    """A module of Beam's whose base is penstock.beam."""
+    name = "apache_beam.ml.inference.base"
+    made = []
+
+    def load(module):
+        spec = importlib.util.spec_from_file_location(f"replaced_{module.__name__.rpartition('.')[2]}", module.__file__)
+        own = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        made.append(spec.name)
+        before, sys.modules[name] = sys.modules[name], of_penstock
+        try:
+            spec.loader.exec_module(own)
+        finally:
+            sys.modules[name] = before
+        return own
+
+    yield load
+    for each in made:
+        del sys.modules[each]
+
+
+def test_beams_pytorch_handler_with_its_base_replaced(replaced, tmp_path):
+    module = replaced(pytorch_inference)
+    assert issubclass(module.PytorchModelHandlerTensor, ps.ModelHandler)
+    assert not issubclass(module.PytorchModelHandlerTensor, of_beam.ModelHandler)
+    path = str(tmp_path / "linear.pt")
+    torch.save({"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}, path)
+
+    def handler(module, **settings):
+        return module.PytorchModelHandlerTensor(path, torch.nn.Linear, {"in_features": 1, "out_features": 1}, **settings)
+
+    def program(base, p, folder):
+        rows = p | beam.Create([torch.tensor([float(number)]) for number in range(20)])
+        own = handler(module if base is of_penstock else pytorch_inference, min_batch_size=4, max_batch_size=9)
+        return {"answers": rows | base.RunInference(own) | beam.Map(as_lists)}
+
+    expected = run(program, of_beam, in_folder(tmp_path, "beam")).values_of()
+    assert run(program, of_penstock, in_folder(tmp_path, "penstock")).values_of() == expected
+    assert len(expected) == 20
+
+
+def test_beams_sklearn_handler_with_its_base_replaced(replaced, tmp_path):
+    import pickle
+
+    from sklearn.linear_model import LinearRegression
+
+    module = replaced(sklearn_inference)
+    inputs = np.array([[1.0], [2.0]])
+    path = tmp_path / "linear.pickle"
+    path.write_bytes(pickle.dumps(LinearRegression().fit(inputs, inputs[:, 0] * 3)))
+
+    def program(base, p, folder):
+        rows = p | beam.Create([np.array([float(number)]) for number in range(20)])
+        keyed = base.KeyedModelHandler(module.SklearnModelHandlerNumpy(str(path)))
+        with_keys = rows | beam.Map(lambda row: ("key", row)) | "Keyed" >> base.RunInference(keyed)
+        return {
+            "answers": rows | base.RunInference(module.SklearnModelHandlerNumpy(str(path))) | beam.Map(as_lists),
+            "keyed": with_keys | "Lists" >> beam.MapTuple(lambda key, found: (key, as_lists(found))),
+        }
+
+    found = run(program, of_penstock, str(tmp_path))
+    expected = [([float(number)], 3.0 * number) for number in range(20)]
+    assert sorted(value[:2] for value in found.values_of()) == expected
+    assert sorted((key, value[:2]) for key, value in found.values_of("keyed")) == [("key", each) for each in expected]
+
+
+# What Beam is told.
+
+NAMES = {
+    "inference_request_batch_size",
+    "inference_request_batch_byte_size",
+    "inference_batch_latency_micro_secs",
+    "model_byte_size",
+    "load_model_latency_milli_secs",
+}
+
+
+def test_metrics_have_beams_names(tmp_path):
+    def program(base, p, folder):
+        rows = p | beam.Create(range(100))
+        own = rows | "Own" >> base.RunInference(adding(base)(1, max_batch_size=10), metrics_namespace="own")
+        return {"answers": own, "other": rows | "Other" >> base.RunInference(adding(base)(1))}
+
+    of = {base: run(program, base, in_folder(tmp_path, base.__name__)) for base in (of_beam, of_penstock)}
+    for base, outcome in of.items():
+        assert counters(outcome)["own", "num_inferences"] == 100, base.__name__
+        assert counters(outcome)["RunInference", "num_inferences"] == 100, base.__name__
+        for namespace in ("own", "RunInference"):
+            assert {name for where, name in distributions(outcome) if where == namespace} >= NAMES, base.__name__
+    sizes = distributions(of[of_penstock])["own", "inference_request_batch_size"]
+    assert sizes.sum == 100
+    assert sizes.max <= 10
+
+
+def test_batches_that_fail_are_counted(tmp_path):
+    def program(base, p, folder):
+        handler = adding(base)(1, max_batch_size=1)
+        main, _ = p | beam.Create([1, "two", 3]) | base.RunInference(handler).with_exception_handling()
+        return {"answers": main}
+
+    found = counters(run(program, of_penstock, str(tmp_path)))
+    assert found["RunInference", "num_inferences"] == 2
+    assert found["RunInference", "failed_batches_counter"] == 1
+
+
+@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+@pytest.mark.parametrize("wrapped", ["plain", "keyed", "of many models"])
+def test_resource_hints_become_beams(base, wrapped):
+    class Large(base.ModelHandler):
+        def load_model(self):
+            return Weights(0)
+
+        def run_inference(self, batch, model, inference_args=None):
+            return batch
+
+        def get_resource_hints(self):
+            return {"min_ram": "3GB", "accelerator": "type:nvidia-tesla-t4;count:1"}
+
+    handler = Large()
+    if wrapped != "plain":
+        handler = base.KeyedModelHandler(handler if wrapped == "keyed" else [base.KeyModelMapping(["a"], handler)])
+    p = beam.Pipeline()
+    p | beam.Create([("a", 1)]) | of_penstock.RunInference(handler)
+    hints = [dict(each.resource_hints) for each in p.to_runner_api().components.environments.values()]
+    expected = {"min_ram": "3GB", "accelerator": "type:nvidia-tesla-t4;count:1"}
+    if base is of_beam and wrapped == "of many models":
+        expected = {}  # Beam's own says nothing of its models' hints
+    assert resources.parse_resource_hints(expected) in hints
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("handler", [Sizes, of_beam.ModelHandler, pytorch_inference.PytorchModelHandlerTensor])
+def test_a_class_is_no_handler(handler):
+    with pytest.raises(
+        UsageError, match=rf"expected a ModelHandler of Penstock or of Beam; call it: {handler.__name__}\(\.\.\.\)"
+    ):
+        of_penstock.RunInference(handler)
+
+
+@pytest.mark.parametrize("handler", [None, "model.pt", len])
+def test_what_is_no_handler(handler):
+    with pytest.raises(UsageError, match="expected a ModelHandler of Penstock or of Beam"):
+        of_penstock.RunInference(handler)
+
+
+@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+def test_a_handler_that_ignores_new_paths_cannot_be_refreshed(base):
+    """With Beam, the old model would answer under the new name."""
+    with pytest.raises(UsageError, match=r"cannot change while a pipeline runs: define update_model_path"):
+        of_penstock.RunInference(adding(base)(1), watch_model_pattern="/models/*.json")
+    of_penstock.RunInference(from_file(base)("old.json"), watch_model_pattern="/models/*.json")
+
+
+def test_two_sources_of_versions(tmp_path):
+    p = beam.Pipeline()
+    metadata = p | beam.Create([of_penstock.ModelMetadata("a", "b")])
+    with pytest.raises(UsageError, match="not both"):
+        of_penstock.RunInference(
+            from_file(of_penstock)("a"), model_metadata_pcoll=metadata, watch_model_pattern=str(tmp_path / "*")
+        )
+
+
+def test_a_version_that_is_none_fails_the_pipeline(tmp_path):
+    def program(base, p, folder):
+        metadata = p | "Versions" >> beam.Create(["a/path"])
+        handler = from_file(base)(written(folder, "old.json", 1))
+        return {"answers": p | beam.Create(range(3)) | base.RunInference(handler, model_metadata_pcoll=metadata)}
+
+    with pytest.raises(Exception, match="model_metadata_pcoll gave a str; expected ModelMetadata"):
+        run(program, of_penstock, str(tmp_path))
+
+
+def test_arguments_are_checked_while_the_pipeline_is_built():
+    class Strict(of_beam.ModelHandler):
+        def load_model(self):
+            return Weights(0)
+
+        def run_inference(self, batch, model, inference_args=None):
+            return batch
+
+        def validate_inference_args(self, inference_args):
+            if inference_args:
+                raise ValueError("no arguments")
+
+    with pytest.raises(ValueError, match="no arguments"):
+        of_penstock.RunInference(Strict(), inference_args={"more": 1})
+
+
+# Sharing.
+
+
+class Recorded(of_penstock.ModelHandler):
+    """Notes in a file who has loaded it, and answers with the process that it is in."""
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    def load_model(self):
+        with open(f"{self.folder}/loads", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [os.getpid()] * len(batch)
+
+
+def loads(folder):
+    return Path(folder, "loads").read_text().split()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_steps_with_one_identifier_share_a_model(large, tmp_path, descendants):
+    def program(base, p, folder):
+        rows = p | beam.Create(range(30))
+        handler = Recorded(folder, large_model=large)
+        return {
+            name: rows | name >> base.RunInference(handler, model_identifier=shared)
+            for name, shared in [("1", "one"), ("2", "one"), ("3", None)]
+        }
+
+    found = run(program, of_penstock, str(tmp_path), runner="threads")
+    assert len(loads(tmp_path)) == 2
+    assert set(found.values_of("1")) == set(found.values_of("2"))
+    if large:
+        assert os.getpid() not in found.values_of("1")
+        assert set(found.values_of("1")) != set(found.values_of("3"))
+
+
+def test_from_callable_and_assert_that():
+    """As pipelines of other languages call it, and as tests of Beam's users look."""
+    with beam.Pipeline(runner=RUNNERS["process"][0]()) as p:
+        answers = p | beam.Create([1, 2]) | of_penstock.RunInference.from_callable(adding(of_penstock), much=4)
+        assert_that(answers, equal_to([5, 6]))

@@ -1,0 +1,274 @@
+"""RunInference on the runners of Apache Beam, and what is left when something dies or fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+
+import penstock.beam as of_penstock
+from beam_programs import Weights, adding, failing_rows, model_per_key, plain
+from beam_runs import RUNNERS, counters, run
+from penstock.beam import process_sessions
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(descendants):
+    """After each test: no process of its own, no session and no thread of one."""
+    yield
+    gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
+    wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
+    wait_until(lambda: process_sessions._pipelines == {})
+
+
+def is_zombie_of_beam(pid):
+    """Its pool of workers kills them, and waits for none."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return True
+    return state == "Z" and int(parent) == os.getpid() and pid in WORKERS
+
+
+WORKERS: set[int] = set()  # of such pools
+
+
+def wait_until(holds, seconds=10.0):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it never came to pass"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def tests_importable(monkeypatch):
+    """For workers that are processes: what a user's package would be."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+@pytest.mark.parametrize("runner", ["threads", "portable", "bundles"])
+@pytest.mark.parametrize("program", [plain, failing_rows, model_per_key])
+def test_runners_of_one_process_give_the_same(runner, program, tmp_path):
+    for name in ("process", runner):
+        (tmp_path / name).mkdir()
+    expected = run(program, of_penstock, str(tmp_path / "process"))
+    found = run(program, of_penstock, str(tmp_path / runner), runner=runner)
+    assert {name: found.values_of(name) for name in found} == {name: expected.values_of(name) for name in expected}
+
+
+class Where(of_penstock.ModelHandler):
+    """Notes in a file who has loaded it; answers with the process it is in."""
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    def load_model(self):
+        with open(f"{self.folder}/loads", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        return Weights(os.getpid())
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [(each, model.much) for each in batch]
+
+
+def in_processes(base, p, folder):
+    """A model in each process, one for all of them, and who asked."""
+    rows = p | beam.Create(range(400)) | beam.Reshuffle()
+    return {
+        "each": rows | "Each" >> base.RunInference(Where(f"{folder}/each")),
+        "large": rows | "Large" >> base.RunInference(Where(f"{folder}/large", large_model=True)),
+        "asked": rows | "Asked" >> beam.Map(lambda _: os.getpid()) | beam.Distinct(),
+    }
+
+
+def check_processes(found, folder):
+    asked = set(found.values_of("asked"))
+    assert os.getpid() not in asked
+    for name in ("each", "large"):
+        assert sorted(row for row, _ in found.values_of(name)) == list(range(400))
+        answered = {pid for _, pid in found.values_of(name)}
+        loaded = {int(pid) for pid in Path(folder, name, "loads").read_text().split()}
+        assert answered <= loaded
+        if name == "large":
+            assert len(loaded) == 1
+            assert not loaded & asked
+        else:
+            assert loaded <= asked
+
+
+def test_processes_share_a_large_model(tests_importable, tmp_path):
+    for name in ("each", "large"):
+        (tmp_path / name).mkdir()
+    found = run(in_processes, of_penstock, str(tmp_path), runner="processes")
+    check_processes(found, tmp_path)
+    assert counters(found)["RunInference", "num_inferences"] == 800
+
+
+def test_external_workers(tests_importable, tmp_path):
+    for name in ("each", "large"):
+        (tmp_path / name).mkdir()
+    address, server = BeamFnExternalWorkerPoolServicer.start(use_process=True)
+    try:
+        external = ["--environment_type=EXTERNAL", f"--environment_config={address}"]
+        found = run(in_processes, of_penstock, str(tmp_path), runner="portable", more=external)
+    finally:
+        server.stop(0).wait()
+    WORKERS.update(found.values_of("asked"))
+    check_processes(found, tmp_path)
+
+
+# Deaths.
+
+
+class Dies(of_penstock.ModelHandler):
+    """Once, with a signal: the model's process, or the broker above it."""
+
+    def __init__(self, folder, who, **settings):
+        super().__init__(large_model=True, max_batch_size=10, **settings)
+        self.folder = folder
+        self.who = who
+
+    def load_model(self):
+        return Weights(1)
+
+    def run_inference(self, batch, model, inference_args=None):
+        if 50 in batch and not os.path.exists(f"{self.folder}/died"):
+            Path(self.folder, "died").touch()
+            os.kill(os.getpid() if self.who == "model" else os.getppid(), signal.SIGKILL)
+        return [each + model.much for each in batch]
+
+
+@pytest.mark.parametrize("who", ["model", "broker"])
+def test_a_host_that_is_killed_costs_no_element(who, tmp_path):
+    def program(base, p, folder):
+        return {"answers": p | beam.Create(range(200)) | base.RunInference(Dies(folder, who))}
+
+    found = run(program, of_penstock, str(tmp_path), runner="threads")
+    assert (tmp_path / "died").exists()
+    assert sorted(found.values_of()) == list(range(1, 201))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_bundle_that_is_retried_is_answered_as_if_it_were_the_first(large, tmp_path):
+    """The step behind fails once: this runner runs its bundle again."""
+
+    def fails_once(row, folder):
+        if row == 31 and not os.path.exists(f"{folder}/failed"):
+            Path(folder, "failed").touch()
+            raise OSError("just now")
+        return row
+
+    def program(base, p, folder):
+        answers = p | beam.Create(range(100)) | base.RunInference(adding(base)(1, large_model=large))
+        return {"answers": answers | beam.Map(fails_once, folder)}
+
+    found = run(program, of_penstock, str(tmp_path), runner="bundles")
+    assert (tmp_path / "failed").exists()
+    assert sorted(found.values_of()) == list(range(1, 101))
+
+
+class FailsOnce(of_penstock.ModelHandler):
+    """In run_inference(), and says so in a file."""
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    def load_model(self):
+        return Weights(1)
+
+    def run_inference(self, batch, model, inference_args=None):
+        if not os.path.exists(f"{self.folder}/failed"):
+            Path(self.folder, "failed").touch()
+            raise OSError("just now")
+        return [each + model.much for each in batch]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_model_that_fails_once_fails_a_bundle_that_is_retried(large, tmp_path):
+    def program(base, p, folder):
+        return {"answers": p | beam.Create(range(100)) | base.RunInference(FailsOnce(folder, large_model=large))}
+
+    found = run(program, of_penstock, str(tmp_path), runner="bundles")
+    assert (tmp_path / "failed").exists()
+    assert sorted(found.values_of()) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("runner", ["process", "threads", "portable", "bundles"])
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_pipeline_that_fails_leaves_nothing_behind(runner, large, tmp_path):
+    """Behind the model, with elements that are on their way to it; then another pipeline runs in the same process."""
+
+    def fails(row):
+        if row > 1500:
+            raise OSError("as always")
+        return row
+
+    def program(base, p, folder, after=fails):
+        rows = p | beam.Create([0]) | beam.FlatMap(lambda _: range(3000))
+        return {"answers": rows | base.RunInference(adding(base)(1, large_model=large, max_batch_size=64)) | beam.Map(after)}
+
+    with pytest.raises(Exception, match="as always"):
+        run(program, of_penstock, str(tmp_path), runner=runner)
+    found = run(lambda *given: program(*given, after=str), of_penstock, str(tmp_path), runner=runner)
+    assert len(found["answers"]) == 3000
+
+
+def test_a_model_that_cannot_be_loaded_fails_the_pipeline(tmp_path):
+    class Missing(of_penstock.ModelHandler):
+        def load_model(self):
+            raise FileNotFoundError("no such model")
+
+        def run_inference(self, batch, model, inference_args=None):
+            return batch
+
+    def program(base, p, folder):
+        return {"answers": p | beam.Create(range(3)) | base.RunInference(Missing())}
+
+    with pytest.raises(Exception, match="no such model"):
+        run(program, of_penstock, str(tmp_path))
+
+
+def test_a_model_that_takes_too_long_is_killed(tmp_path):
+    class Stuck(of_penstock.ModelHandler):
+        def load_model(self):
+            return Weights(1)
+
+        def run_inference(self, batch, model, inference_args=None):
+            if 7 in batch:
+                threading.Event().wait(600)
+            return [each + model.much for each in batch]
+
+    def program(base, p, folder):
+        step = base.RunInference(Stuck(max_batch_size=4)).with_exception_handling(timeout=1)
+        main, other = p | beam.Create(range(12)) | step
+        return {"answers": main, "failed": other.failed_inferences | beam.Map(lambda failed: failed[0])}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of("failed") == [7]
+    assert len(found["answers"]) == 11
+
+
+def test_one_pipeline_runs_twice(tmp_path):
+    p = beam.Pipeline(runner=RUNNERS["process"][0]())
+    (
+        p
+        | beam.Create(range(10))
+        | of_penstock.RunInference(adding(of_penstock)(1))
+        | beam.Map(lambda row: Path(tmp_path, f"{row} {time.monotonic_ns()}").touch())
+    )
+    for _ in range(2):
+        p.run().wait_until_finish()
+    assert len(list(tmp_path.iterdir())) == 20
