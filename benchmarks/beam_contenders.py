@@ -1,0 +1,161 @@
+"""Beam's RunInference and Penstock's in the same runner of Beam's. Every function runs in a fresh process; `base` is the
+module whose names the program uses: "beam" or "penstock"."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from encoder import Answer, Encoder, encoded, encoder, texts_of
+from workload import Stopwatch, outcome
+
+BUCKETS = [16, 32, 64, 128, 256]  # Beam's own, as far as texts go
+
+_seen: list[Any] = []  # what came out of the last step, in this process as the runner is
+_rows: list[Any] = []
+
+
+def names(base: str) -> Any:
+    """The names of Beam's RunInference, or those that take their place."""
+    logging.getLogger().setLevel(logging.ERROR)
+    if base == "beam":
+        from apache_beam.ml.inference import base as beam_base
+
+        return beam_base
+    import penstock.beam
+
+    return penstock.beam
+
+
+def run(transform: Any) -> Stopwatch:
+    """Rows of one bundle through a transform. A FlatMap as source, because Create shuffles its rows."""
+    import apache_beam as beam
+
+    with Stopwatch() as watch, beam.Pipeline(runner="FnApiRunner") as pipeline:
+        pipeline | beam.Create([0]) | beam.FlatMap(_generate) | transform | "see" >> beam.Map(_see)
+    return watch
+
+
+def _generate(_: Any) -> list[Any]:
+    return _rows
+
+
+def _see(row: Any) -> None:
+    _seen.append(row)
+
+
+def identity(base: str, rows: int, batch_size: int | None = None) -> dict[str, Any]:
+    """A model that gives back what it is given: all that is measured is around it."""
+    api = names(base)
+
+    class Identity(api.ModelHandler):  # type: ignore[misc,name-defined]
+        def load_model(self) -> Any:
+            return np.zeros(1)
+
+        def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
+            return list(batch)
+
+        def batch_elements_kwargs(self) -> Any:
+            return {} if batch_size is None else {"min_batch_size": batch_size, "max_batch_size": batch_size}
+
+    _rows[:] = range(rows)
+    watch = run(api.RunInference(Identity()))
+    return outcome(watch, len(_seen), str(sum(_seen)))
+
+
+def texts(base: str, kind: str, count: int, batch_size: int | None = None, buckets: bool = False) -> dict[str, Any]:
+    """The encoder of encoder.py. buckets: Beam's way for rows of like length, which needs a duration: one that never cuts.
+    Penstock is told how long a text is, and nothing else."""
+    api = names(base)
+
+    class Handler(api.ModelHandler):  # type: ignore[misc,name-defined]
+        def load_model(self) -> Encoder:
+            return encoder()
+
+        def run_inference(self, batch: Any, model: Encoder, inference_args: Any = None) -> Any:
+            return model.answer(batch)
+
+    settings: dict[str, Any] = {}
+    if batch_size is not None:
+        settings |= {"min_batch_size": batch_size, "max_batch_size": batch_size}
+    if buckets:
+        settings |= {"max_batch_duration_secs": 600, "batch_bucket_boundaries": BUCKETS}
+    if buckets or base == "penstock":
+        settings |= {"batch_length_fn": lambda text: encoder().count_tokens([text])[0]}
+    _rows[:] = texts_of(kind, count)
+    encoder()
+    watch = run(api.RunInference(Handler(**settings)))
+    answers: list[Answer] = _seen
+    return encoded(watch, answers)
+
+
+def single_rows(base: str, rows: int, threads: int) -> dict[str, Any]:
+    """Bundles of one row, from many threads: what a runner of a stream gives. The functions that both RunInferences run are
+    called as a worker of Beam's does. The model is a random forest: a call takes about as long for one row as for ten."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    api = names(base)
+
+    class Forest(api.ModelHandler):  # type: ignore[misc,name-defined]
+        def load_model(self) -> Any:
+            data = np.random.default_rng(0).normal(size=(500, 20))
+            return RandomForestClassifier(100, random_state=0).fit(data, data[:, 0] > 0)
+
+        def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
+            return model.predict(np.stack(list(batch))).tolist()
+
+    row = np.ones(20)
+    functions = [_bundles(base, api, Forest()) for _ in range(threads)]
+    for function in functions[:1]:
+        list(function(row))  # the model is loaded
+    made = [0] * threads
+
+    def work(number: int) -> None:
+        for _ in range(rows // threads):
+            made[number] += len(list(functions[number](row)))
+
+    workers = [threading.Thread(target=work, args=[number]) for number in range(threads)]
+    with Stopwatch() as watch:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    return outcome(watch, sum(made), str(sum(made)))
+
+
+_step: list[Any] = []
+
+
+def _bundles(base: str, api: Any, handler: Any) -> Any:
+    """A function that runs a bundle of one row."""
+    from apache_beam.transforms.window import GlobalWindow
+    from apache_beam.utils.windowed_value import WindowedValue
+
+    if base == "beam":
+        import time
+
+        do_fn = api._RunInferenceDoFn(handler, time, None, False, "benchmark")
+        do_fn.setup()
+
+        def beam_bundle(row: Any) -> Iterator[Any]:
+            yield from do_fn.process([row], None, None)  # a batch of its own: others are in other bundles
+            do_fn.finish_bundle()
+
+        return beam_bundle
+    from penstock.beam.inference_dofn import InferenceDoFn
+    from penstock.inference.spec import InferenceSpec
+
+    if not _step:
+        _step.append(InferenceSpec.of(handler))
+    own = InferenceDoFn(_step[0], "benchmark", "benchmark")
+    own.setup()
+
+    def bundle(row: Any) -> Iterator[Any]:
+        own.start_bundle()
+        own.process(row, WindowedValue(row, 0, (GlobalWindow(),)))
+        yield from own.finish_bundle()
+
+    return bundle
