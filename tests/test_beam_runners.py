@@ -11,15 +11,21 @@ import time
 from pathlib import Path
 
 import apache_beam as beam
+import cloudpickle
 import pytest
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
+import beam_programs
+import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import Weights, adding, failing_rows, model_per_key, plain
 from beam_runs import RUNNERS, counters, run
 from penstock.beam import process_sessions
 
 HERE = str(Path(__file__).parent)
+
+for module in (sys.modules[__name__], beam_programs):
+    cloudpickle.register_pickle_by_value(module)  # as from a script: no host imports these files, nor Beam
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +73,7 @@ def test_runners_of_one_process_give_the_same(runner, program, tmp_path):
     assert {name: found.values_of(name) for name in found} == {name: expected.values_of(name) for name in expected}
 
 
-class Where(of_penstock.ModelHandler):
+class Where(ps.ModelHandler):
     """Notes in a file who has loaded it; answers with the process it is in."""
 
     def __init__(self, folder, **settings):
@@ -132,7 +138,7 @@ def test_external_workers(tests_importable, tmp_path):
 # Deaths.
 
 
-class Dies(of_penstock.ModelHandler):
+class Dies(ps.ModelHandler):
     """Once, with a signal: the model's process, or the broker above it."""
 
     def __init__(self, folder, who, **settings):
@@ -171,7 +177,7 @@ def test_a_bundle_that_is_retried_is_answered_as_if_it_were_the_first(large, tmp
         return row
 
     def program(base, p, folder):
-        answers = p | beam.Create(range(100)) | base.RunInference(adding(base)(1, large_model=large))
+        answers = p | beam.Create(range(100)) | base.RunInference(Plus(large_model=large))
         return {"answers": answers | beam.Map(fails_once, folder)}
 
     found = run(program, of_penstock, str(tmp_path), runner="bundles")
@@ -179,7 +185,15 @@ def test_a_bundle_that_is_retried_is_answered_as_if_it_were_the_first(large, tmp
     assert sorted(found.values_of()) == list(range(1, 101))
 
 
-class FailsOnce(of_penstock.ModelHandler):
+class Plus(ps.ModelHandler):
+    def load_model(self):
+        return Weights(1)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model.plus(each) for each in batch]
+
+
+class FailsOnce(ps.ModelHandler):
     """In run_inference(), and says so in a file."""
 
     def __init__(self, folder, **settings):
@@ -218,7 +232,7 @@ def test_a_pipeline_that_fails_leaves_nothing_behind(runner, large, tmp_path):
 
     def program(base, p, folder, after=fails):
         rows = p | beam.Create([0]) | beam.FlatMap(lambda _: range(3000))
-        return {"answers": rows | base.RunInference(adding(base)(1, large_model=large, max_batch_size=64)) | beam.Map(after)}
+        return {"answers": rows | base.RunInference(Plus(large_model=large, max_batch_size=64)) | beam.Map(after)}
 
     with pytest.raises(Exception, match="as always"):
         run(program, of_penstock, str(tmp_path), runner=runner)
@@ -242,7 +256,7 @@ def test_a_model_that_cannot_be_loaded_fails_the_pipeline(tmp_path):
 
 
 def test_a_model_that_takes_too_long_is_killed(tmp_path):
-    class Stuck(of_penstock.ModelHandler):
+    class Stuck(ps.ModelHandler):
         def load_model(self):
             return Weights(1)
 

@@ -61,7 +61,7 @@ class Hold:
 
 
 def opened(run: str, user: Any) -> tuple[Hold, weakref.finalize[..., Any]]:
-    """Those of a pipeline, with one more user, and what is to be detached when that is torn down. Runners that drop one whose
+    """Those of a pipeline, with one more user, and what is detached when that is torn down. Runners that drop one whose
     bundle failed may never do so: then it counts as gone when nothing refers to it."""
     hold = Hold(_opened(run))
     # Users may be collected anywhere, also by a thread that holds locks: the queue needs none.
