@@ -101,10 +101,17 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         return self._out(hold.stream.push(elements))
 
     def _out(self, made: Iterable[Made]) -> Iterator[Any]:
-        for each in made:
-            keep = self._spec.path.prebatched  # several answers are of one element then
-            for row, at in zip(rows_of(each.block), each.positions, strict=True):
-                origin = self._origins[at] if keep else self._origins.pop(at)
-                value = row if each.failed is None else as_beam(*row)
-                answer = WindowedValue(value, origin.timestamp, origin.windows, origin.pane_info)
-                yield answer if each.failed is None else TaggedOutput(each.failed, answer)
+        try:
+            for each in made:
+                yield from self._answers(each)
+        except Exception:  # of the model; a stream that is kept would keep this function, by the frames of the error
+            self._open().abandon()
+            raise
+
+    def _answers(self, made: Made) -> Iterator[Any]:
+        keep = self._spec.path.prebatched  # several answers are of one element then
+        for row, at in zip(rows_of(made.block), made.positions, strict=True):
+            origin = self._origins[at] if keep else self._origins.pop(at)
+            value = row if made.failed is None else as_beam(*row)
+            answer = WindowedValue(value, origin.timestamp, origin.windows, origin.pane_info)
+            yield answer if made.failed is None else TaggedOutput(made.failed, answer)
