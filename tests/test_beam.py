@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import apache_beam as beam
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from apache_beam.ml.inference import pytorch_inference, sklearn_inference
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import resources
 
+import beam_programs
 import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import (
@@ -34,7 +36,8 @@ from beam_runs import RUNNERS, counters, distributions, run
 from penstock.errors import TooManyFailuresError, UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 
-HERE = str(Path(__file__).parent)
+for each in (sys.modules[__name__], beam_programs):
+    cloudpickle.register_pickle_by_value(each)  # as from a script: no host imports these files
 
 
 def in_folder(folder, name):
@@ -380,7 +383,7 @@ def test_arguments_are_checked_while_the_pipeline_is_built():
 # Sharing.
 
 
-class Recorded(of_penstock.ModelHandler):
+class Recorded(ps.ModelHandler):
     """Notes in a file who has loaded it, and answers with the process that it is in."""
 
     def __init__(self, folder, **settings):

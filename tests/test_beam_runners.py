@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -11,9 +12,12 @@ import time
 from pathlib import Path
 
 import apache_beam as beam
+import cloudpickle
 import pytest
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
+import beam_programs
+import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import Weights, adding, failing_rows, model_per_key, plain
 from beam_runs import RUNNERS, counters, run
@@ -21,11 +25,15 @@ from penstock.beam import process_sessions
 
 HERE = str(Path(__file__).parent)
 
+for module in (sys.modules[__name__], beam_programs):
+    cloudpickle.register_pickle_by_value(module)  # as from a script: no host imports these files, nor Beam
+
 
 @pytest.fixture(autouse=True)
-def nothing_left(descendants):
-    """After each test: no process of its own, no session and no thread of one."""
+def nothing_left(descendants, caplog):
+    """After each test: no process of its own, and no session."""
     yield
+    caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
     wait_until(lambda: process_sessions._pipelines == {})
@@ -59,15 +67,24 @@ def tests_importable(monkeypatch):
 
 @pytest.mark.parametrize("runner", ["threads", "portable", "bundles"])
 @pytest.mark.parametrize("program", [plain, failing_rows, model_per_key])
-def test_runners_of_one_process_give_the_same(runner, program, tmp_path):
-    for name in ("process", runner):
-        (tmp_path / name).mkdir()
-    expected = run(program, of_penstock, str(tmp_path / "process"))
-    found = run(program, of_penstock, str(tmp_path / runner), runner=runner)
-    assert {name: found.values_of(name) for name in found} == {name: expected.values_of(name) for name in expected}
+def test_runners_of_one_process_give_the_same(runner, program, tmp_path, expected):
+    found = run(program, of_penstock, str(tmp_path), runner=runner)
+    assert {name: found.values_of(name) for name in found} == expected(program)
 
 
-class Where(of_penstock.ModelHandler):
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What a program gives in the process."""
+
+    @functools.cache
+    def run_once(program):
+        found = run(program, of_penstock, str(tmp_path_factory.mktemp("expected")))
+        return {name: found.values_of(name) for name in found}
+
+    return run_once
+
+
+class Where(ps.ModelHandler):
     """Notes in a file who has loaded it; answers with the process it is in."""
 
     def __init__(self, folder, **settings):
@@ -132,7 +149,7 @@ def test_external_workers(tests_importable, tmp_path):
 # Deaths.
 
 
-class Dies(of_penstock.ModelHandler):
+class Dies(ps.ModelHandler):
     """Once, with a signal: the model's process, or the broker above it."""
 
     def __init__(self, folder, who, **settings):
@@ -171,7 +188,7 @@ def test_a_bundle_that_is_retried_is_answered_as_if_it_were_the_first(large, tmp
         return row
 
     def program(base, p, folder):
-        answers = p | beam.Create(range(100)) | base.RunInference(adding(base)(1, large_model=large))
+        answers = p | beam.Create(range(100)) | base.RunInference(Plus(large_model=large))
         return {"answers": answers | beam.Map(fails_once, folder)}
 
     found = run(program, of_penstock, str(tmp_path), runner="bundles")
@@ -179,7 +196,15 @@ def test_a_bundle_that_is_retried_is_answered_as_if_it_were_the_first(large, tmp
     assert sorted(found.values_of()) == list(range(1, 101))
 
 
-class FailsOnce(of_penstock.ModelHandler):
+class Plus(ps.ModelHandler):
+    def load_model(self):
+        return Weights(1)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model.plus(each) for each in batch]
+
+
+class FailsOnce(ps.ModelHandler):
     """In run_inference(), and says so in a file."""
 
     def __init__(self, folder, **settings):
@@ -196,18 +221,19 @@ class FailsOnce(of_penstock.ModelHandler):
         return [each + model.much for each in batch]
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
-def test_a_model_that_fails_once_fails_a_bundle_that_is_retried(large, tmp_path):
+def test_a_model_that_fails_once_fails_a_bundle_that_is_retried(tmp_path):
     def program(base, p, folder):
-        return {"answers": p | beam.Create(range(100)) | base.RunInference(FailsOnce(folder, large_model=large))}
+        return {"answers": p | beam.Create(range(100)) | base.RunInference(FailsOnce(folder))}
 
     found = run(program, of_penstock, str(tmp_path), runner="bundles")
     assert (tmp_path / "failed").exists()
     assert sorted(found.values_of()) == list(range(1, 101))
 
 
-@pytest.mark.parametrize("runner", ["process", "threads", "portable", "bundles"])
-@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+@pytest.mark.parametrize(
+    ("runner", "large"),
+    [("process", False), ("threads", False), ("threads", True), ("portable", False), ("bundles", False), ("bundles", True)],
+)
 def test_a_pipeline_that_fails_leaves_nothing_behind(runner, large, tmp_path):
     """Behind the model, with elements that are on their way to it; then another pipeline runs in the same process."""
 
@@ -218,7 +244,7 @@ def test_a_pipeline_that_fails_leaves_nothing_behind(runner, large, tmp_path):
 
     def program(base, p, folder, after=fails):
         rows = p | beam.Create([0]) | beam.FlatMap(lambda _: range(3000))
-        return {"answers": rows | base.RunInference(adding(base)(1, large_model=large, max_batch_size=64)) | beam.Map(after)}
+        return {"answers": rows | base.RunInference(Plus(large_model=large, max_batch_size=64)) | beam.Map(after)}
 
     with pytest.raises(Exception, match="as always"):
         run(program, of_penstock, str(tmp_path), runner=runner)
@@ -242,7 +268,7 @@ def test_a_model_that_cannot_be_loaded_fails_the_pipeline(tmp_path):
 
 
 def test_a_model_that_takes_too_long_is_killed(tmp_path):
-    class Stuck(of_penstock.ModelHandler):
+    class Stuck(ps.ModelHandler):
         def load_model(self):
             return Weights(1)
 

@@ -9,6 +9,7 @@ An answer goes out with the windows, the time and the pane of the element that i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -85,8 +86,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         hold = self._open()
         if hold.stream is None:
             return
-        for made in hold.stream.finish():
-            yield from self._out(made)
+        with self._abandoning():
+            for made in hold.stream.finish():
+                yield from self._out(made)
         hold.held.metrics.report(self._step, hold.stream.metrics, hold.held.sessions.drain_metrics())
         hold.abandon()
 
@@ -97,7 +99,17 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
             hold.stream = open_stream(self._spec, self._step, hold.held.sessions, hold.held.caller())
         elements = [origin.value for origin in self._origins[self._pushed :]]
         self._pushed, self._bytes = len(self._origins), 0
-        return [each for made in hold.stream.push(elements) for each in self._out(made, at_hand)]
+        with self._abandoning():
+            return [each for made in hold.stream.push(elements) for each in self._out(made, at_hand)]
+
+    @contextlib.contextmanager
+    def _abandoning(self) -> Iterator[None]:
+        """Of errors of the model: a stream that is kept would keep this function, by the frames of the error."""
+        try:
+            yield
+        except Exception:
+            self._open().abandon()
+            raise
 
     def _out(self, made: Made, at_hand: WindowedValue | None = None) -> list[Any]:
         """What goes out, with the windows, the time and the pane of the elements. What goes out bare has those of the
