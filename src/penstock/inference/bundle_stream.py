@@ -6,6 +6,7 @@ push(block) -> Intake: to examples, prepared -> a lane to the model, with its wi
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
 MOST_CHANGES = 20  # of how rows are prepared, while they are on their way
+LONGEST_WAIT = 0.5  # seconds between two of them, where nothing has changed
 PIECES_OF_WINDOW = 8  # at least: how many rows are in flight is looked at between two
 
 
@@ -244,11 +246,12 @@ class InferenceStream:
         pending = self._pending[0]
         answers, times = self._lane.wait(pending.ticket), 0
         while pending.ticket.stale is not None:
-            answers, times = self._prepared_again(pending), times + 1
+            answers, times = self._prepared_again(pending, times), times + 1
             if times > MOST_CHANGES:
                 what = f"rows were prepared {times} times, and never for the model that is there"
                 why = "prepare_key() must give the same text in every process for the same files"
-                raise StepError(f"step {self._step!r}: {what}: {why}")
+                hint = "where files are replaced while they are used, put each version in a folder of its own"
+                raise StepError(f"step {self._step!r}: {what}: {why}; {hint}")
         ticket, passage = pending.ticket, pending.passage
         if passage.is_sorted:
             answers = in_order_of_rows(passage, ticket, answers)
@@ -276,11 +279,12 @@ class InferenceStream:
         whole = len(kept) == len(passage.positions)
         return Made(block, passage.positions if whole else [passage.positions[at] for at in kept])
 
-    def _prepared_again(self, pending: Pending) -> Any:
+    def _prepared_again(self, pending: Pending, times: int) -> Any:
         """The answers to rows whose model was replaced by one that takes them prepared otherwise, once they are."""
         passage, stale = pending.passage, pending.ticket.stale
         assert stale is not None
-        self._preparers.change(stale)
+        if not self._preparers.change(stale):  # its files are others by now, and so will be the model, soon
+            time.sleep(min(LONGEST_WAIT, 0.01 * 2**times))
         self._intake.prepare_again(passage, pending.alone)
         ticket = pending.ticket = self._intake.ticket(passage)
         self._in_flight += row_count(ticket.block) - pending.rows
