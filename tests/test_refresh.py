@@ -448,10 +448,10 @@ def test_after_models_that_are_no_good_a_process_begins_with_the_last_that_was(t
         def load_model(self):
             with open(self.path) as file:
                 if json.load(file)["add"] is None:
-                    touch(os.path.dirname(self.path), f"refused-{os.path.basename(self.path)}")
+                    touch(os.path.dirname(self.path), f"refused-{os.path.basename(self.path)[:-5]}")
             return super().load_model()
 
-    events = ["m1.json", *(f"refused-m{n}.json" for n in range(2, 6))]
+    events = ["m1.json", *(f"refused-m{n}" for n in range(2, 6))]
     script = [(event, (f"m{n}.json", {"add": None})) for n, event in enumerate(events[:-1], 2)]
     script += [(events[-1], ("die", {})), ("again", None)]
     answers, _ = run(tmp_path, PLACES["timeout"], *script, kind=Marks)
