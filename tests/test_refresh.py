@@ -487,6 +487,7 @@ def test_the_deadline_of_a_batch_is_not_that_of_the_load_of_the_model_before(tmp
 
     put(str(tmp_path), "m1.json", add=1000)
     put(str(tmp_path), "m2.json", add=2000, raises=True)
+    os.utime(tmp_path / "m2.json", (2, 2))
     with ps.Pipeline(workers=1) as p:
         inference = ps.RunInference(Slow(str(tmp_path / "m1.json")), watch_model_pattern=str(tmp_path / "m2.json"))
         good, _ = p | ps.Create(list(range(20))) | inference.with_exception_handling(timeout=0.5)
