@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import queue
 import signal
+import time
 import weakref
 from collections import Counter
 
@@ -20,6 +22,9 @@ import pytest
 import penstock as ps
 from penstock.errors import GraphError, ModelLoadError, StepError, UsageError
 from penstock.inference import refresher
+from penstock.inference.refresh import Refresh, Refreshing
+from penstock.models.version_files import VersionFiles
+from penstock.models.versions import ORIGINAL, Version, Wanted
 
 PLACES = {
     "here": ({"workers": 0}, {}, {}),
@@ -405,11 +410,159 @@ def test_a_host_that_is_killed_begins_again_with_the_newest_model(tmp_path):
 
 def test_where_no_version_can_be_loaded_the_error_is_that_of_the_handlers_own_model(tmp_path):
     (tmp_path / "m2.json").write_text("{")
+    os.utime(tmp_path / "m2.json", (2, 2))
     with ps.Pipeline(workers=0) as p:
         inference = ps.RunInference(Add(str(tmp_path / "none.json")), watch_model_pattern=str(tmp_path / "*.json"))
         made = p | ps.Create([1]) | inference
         with pytest.raises(ModelLoadError, match="FileNotFoundError"):
             made.collect()
+    assert os.path.exists(tmp_path / "m2.json.loading"), "it was tried"
+
+
+class Dies(NoneFails):
+    """Once, when there is a mark that says so; what follows leaves another."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        folder = os.path.dirname(self.path)
+        if os.path.exists(os.path.join(folder, "die")) and touch(folder, "died", once=True):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.path.exists(os.path.join(folder, "died")):
+            touch(folder, "again")
+        return super().run_inference(batch, model)
+
+
+def test_what_was_refused_is_never_taken_for_the_model_whose_place_it_has(tmp_path):
+    folder = str(tmp_path)
+
+    def good(model, rows):
+        if model["add"] < 0:
+            touch(folder, "die")
+        return model["add"] > 0
+
+    script = [("m1.json", ("m1.json", {"add": -5})), ("again", None)]
+    with pytest.raises(ModelLoadError, match="was replaced while the run went on"):
+        run(tmp_path, PLACES["timeout"], *script, kind=Dies, validate=good)
+
+
+def test_after_models_that_are_no_good_a_process_begins_with_the_last_that_was(tmp_path):
+    class Marks(Dies):
+        def load_model(self):
+            with open(self.path) as file:
+                if json.load(file)["add"] is None:
+                    touch(os.path.dirname(self.path), f"refused-{os.path.basename(self.path)[:-5]}")
+            return super().load_model()
+
+    events = ["m1.json", *(f"refused-m{n}" for n in range(2, 6))]
+    script = [(event, (f"m{n}.json", {"add": None})) for n, event in enumerate(events[:-1], 2)]
+    script += [(events[-1], ("die", {})), ("again", None)]
+    answers, _ = run(tmp_path, PLACES["timeout"], *script, kind=Marks)
+    assert set(check(tmp_path, answers)) == {"m1.json"}
+
+
+def test_a_model_of_a_key_that_was_refused_is_not_tried_whenever_that_key_comes_back(tmp_path):
+    class Logs(NoneFails):
+        def load_model(self):
+            with open(f"{self.path}.loads", "a") as file:
+                file.write("x")
+            return super().load_model()
+
+    for name, add in [("a.json", 1000), ("b.json", 1000), ("bad.json", None)]:
+        put(str(tmp_path), name, add=add)
+    handlers = [ps.KeyModelMapping([key], Logs(str(tmp_path / f"{key}.json"))) for key in "ab"]
+    with ps.Pipeline(workers=0) as p:
+        versions = p | "versions" >> ps.Create([ps.KeyModelPathMapping(["a"], str(tmp_path / "bad.json"))])
+        rows = p | ps.Create([(key, row) for row in range(3) for key in "ab" for _ in range(20_000)])
+        handler = ps.KeyedModelHandler(handlers, max_models_per_worker_hint=1)
+        made = (rows | ps.RunInference(handler, model_metadata_pcoll=versions)).collect()
+    assert {os.path.basename(answer.model_id) for _, answer in made} == {"a.json", "b.json"}
+    assert len((tmp_path / "a.json.loads").read_text()) > 1
+    assert len((tmp_path / "bad.json.loads").read_text()) == 1
+
+
+def test_the_deadline_of_a_batch_is_not_that_of_the_load_of_the_model_before(tmp_path):
+    class Slow(Add):
+        def load_model(self):
+            if self.path.endswith("m1.json"):
+                time.sleep(1.5)  # a slow model
+            return super().load_model()
+
+    put(str(tmp_path), "m1.json", add=1000)
+    put(str(tmp_path), "m2.json", add=2000, raises=True)
+    os.utime(tmp_path / "m2.json", (2, 2))
+    with ps.Pipeline(workers=1) as p:
+        inference = ps.RunInference(Slow(str(tmp_path / "m1.json")), watch_model_pattern=str(tmp_path / "m2.json"))
+        good, _ = p | ps.Create(list(range(20))) | inference.with_exception_handling(timeout=0.5)
+        assert [answer.inference for answer in good.collect()] == list(range(1000, 1020))
+    assert p.result.metrics.counter("model_restarts") == 0
+
+
+def test_rows_that_may_be_passed_to_a_model_once_are(tmp_path, caplog):
+    class Once(Add):
+        retry_safe = False
+
+        def run_inference(self, batch, model, inference_args=None):
+            with open(os.path.join(os.path.dirname(self.path), "seen"), "a") as file:
+                file.write("".join(f"{row}\n" for row in batch))
+            return super().run_inference(batch, model)
+
+    put(str(tmp_path), "m1.json")
+    script = [("m1.json", ("m2.json", {"add": 2000, "raises": True})), ("called-2000", ("m3.json", {"add": 3000}))]
+    with ps.Pipeline(workers=0) as p:
+        inference = ps.RunInference(Once(str(tmp_path / "m1.json")), model_metadata_pcoll=watch(p, tmp_path))
+        good, bad = p | ps.Read(Rows(str(tmp_path), 1)) | inference.with_exception_handling()
+        good = good | ps.Map(Then(tmp_path, *script, ("m3.json", None))) | ps.Map(lambda answer: answer.example)
+        made = ([good, bad.failed_inferences | ps.Map(lambda failed: failed[0])] | ps.Flatten()).collect()
+    seen = [int(row) for row in (tmp_path / "seen").read_text().split()]
+    assert len(set(seen)) == len(seen)
+    assert sorted(seen) == sorted(made)
+    assert "m2.json was refused" in caplog.text
+
+
+# Who is told.
+
+
+class Told:
+    """A model that is told what is wanted."""
+
+    def __init__(self, name, then=lambda: None):
+        self.name = name
+        self.told = queue.Queue()
+        self.then = then
+
+    def follow(self, wanted):
+        self.told.put(wanted)
+        self.then()
+
+    def tidy(self): ...
+
+
+@pytest.fixture
+def follower(tmp_path):
+    """A thread that follows what is wanted, and what says it."""
+    files = VersionFiles(str(tmp_path / "private" / "run"), "key")
+    follower = refresher.Refresher(Refreshing(files.folder, "key", Refresh()))
+    yield files, follower
+    follower.close()
+
+
+def test_what_is_said_while_a_model_is_loaded_reaches_all_of_them(follower):
+    files, follower = follower
+    older, newer = (Wanted((Version(n, f"m{n}", f"m{n}"), ORIGINAL)) for n in (1, 2))
+    first = Told("a", lambda: files.publish({"a": newer, "b": newer}) if first.told.qsize() == 1 else None)
+    files.publish({"a": older, "b": older})
+    for model in (first, Told("b")):
+        follower.follow(model)
+    assert [first.told.get(timeout=60) for _ in range(2)] == [older, newer]
+
+
+def test_a_model_that_is_loaded_during_a_canary_is_told_of_it(follower):
+    files, follower = follower
+    wanted = Wanted((ORIGINAL,), Version(1, "m1", "m1"), 0.1)
+    files.publish({"a": wanted})
+    assert follower.wanted("a") == wanted  # as whoever loads it asks
+    model = Told("a")
+    follower.follow(model)
+    assert model.told.get(timeout=60) == wanted
 
 
 # Canaries.
@@ -471,12 +624,29 @@ def test_rows_are_prepared_for_the_model_that_answers_them(tmp_path, place):
 def test_where_preparing_has_a_deadline_a_model_with_another_tokenizer_is_refused(tmp_path, caplog):
     script = [
         ("m1.json", ("m2.json", {"add": 2000, "tokens": 2})),
-        ("m2.json.loading", ("m3.json", {"add": 3000, "tokens": 1})),
+        ("key-2", ("m3.json", {"add": 3000, "tokens": 1})),
         ("m3.json", None),
     ]
-    answers, _ = run(tmp_path, PLACES["timeout"], *script, kind=Tokens)
+    answers, _ = run(tmp_path, PLACES["timeout"], *script, kind=Replaced)
     assert set(check(tmp_path, answers)) == {"m1.json", "m3.json"}
     assert "its rows are prepared otherwise (prepare_key())" in caplog.text
+
+
+class Replaced(Tokens):
+    def prepare_key(self):
+        key = super().prepare_key()
+        touch(os.path.dirname(self.path), f"key-{key}")
+        return key
+
+
+@pytest.mark.parametrize(("place", "text"), [("threads", ""), ("timeout", "its rows are prepared otherwise")])
+def test_a_tokenizer_that_is_replaced_in_its_place_prepares_no_rows_of_the_old_model(tmp_path, place, text, caplog):
+    script = [("m1.json", ("m1.json", {"add": 2000, "tokens": 2})), ("key-2", ("m3.json", {"add": 3000, "tokens": 1}))]
+    answers, _ = run(tmp_path, PLACES[place], *script, ("m3.json", None), kind=Replaced)
+    found = {(os.path.basename(answer.model_id), answer.inference - answer.example) for answer in answers}
+    assert {("m1.json", 1000), ("m3.json", 3000)} <= found <= {("m1.json", 1000), ("m1.json#2", 2000), ("m3.json", 3000)}
+    assert text in caplog.text
+    assert "AssertionError" not in caplog.text
 
 
 class Restless(Tokens):
@@ -703,6 +873,22 @@ def test_an_error_in_the_branch_of_versions_ends_a_run_that_is_under_way(tmp_pat
         made = rows | inference | ps.Map(Then(tmp_path, ("m1.json", ("m2.json", {})), ("never", None)))
         with pytest.raises(StepError, match="in the branch"):
             made.collect()
+
+
+def test_versions_of_another_pipeline_are_refused_at_once():
+    with ps.Pipeline() as other, ps.Pipeline() as p:
+        versions = other | ps.Create([ps.ModelMetadata("m2")])
+        rows = p | ps.Create([1])
+        with pytest.raises(GraphError, match="belongs to another pipeline"):
+            rows | ps.RunInference(Add("m"), model_metadata_pcoll=versions)
+
+
+def test_answers_are_compared_only_where_rows_may_be_passed_twice():
+    class Once(Add):
+        retry_safe = False
+
+    with pytest.raises(UsageError, match="leave compare= out"):
+        ps.RunInference(Once("m"), watch_model_pattern="m*", canary=0.1, compare=max)
 
 
 def test_explain_says_that_the_model_may_change(tmp_path):

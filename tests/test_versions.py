@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.models.version_files import Status, VersionFiles
-from penstock.models.versions import KEPT, ORIGINAL, Rollout, Trial, TrialRule, Version, Wanted, wanted_of
+from penstock.models.versions import KEPT, ORIGINAL, REPLACED, Rollout, Trial, TrialRule, Version, Wanted, wanted_of
 
 RULE = TrialRule(share=0.1, rows=100, max_error_rate=0.02)
 
@@ -27,8 +27,28 @@ def test_the_newest_is_wanted_and_those_before_it_are_there_to_fall_back_on():
     assert made.wanted == Wanted((ORIGINAL,))
     for n in range(1, 6):
         made.announce(f"m{n}", f"m{n}", "s")
-    assert [version.number for version in made.wanted.serve] == [5, 4, 3]
-    assert len(made.wanted.serve) == KEPT
+    assert [version.number for version in made.wanted.serve] == [5, 4, 3, 0]
+    assert len(made.wanted.serve) == KEPT + 1
+
+
+def test_those_that_nobody_could_use_take_no_place_of_one_to_fall_back_on():
+    made = rollout()
+    for n in range(1, 6):
+        made.announce(f"m{n}", f"m{n}", "s")
+        made.became([1, 2], [2, 3, 4])  # one of them was refused in some process only
+    assert [version.number for version in made.wanted.serve] == [5, 2, 1, 0]
+
+
+@pytest.mark.parametrize("rule", [None, RULE])
+def test_nobody_falls_back_on_what_is_not_there_any_more(rule):
+    made = rollout(rule)
+    made.is_open = True
+    made.announce("own", "own", "changed", original_is_gone=True)
+    assert made.wanted.serve[-1] == REPLACED
+    assert (made.wanted.trial is None) == (rule is None), "it has to prove itself all the same"
+    made.announce("m2", "m2", "")
+    assert made.wanted.serve[-1] == REPLACED
+    assert made.wanted.version(0) == REPLACED
 
 
 def test_what_was_announced_last_is_not_new_and_the_same_file_with_something_else_in_it_is():
@@ -108,7 +128,7 @@ def test_what_is_wanted_is_read_as_it_was_written(tmp_path):
 def test_reports_of_processes_are_read_as_they_were_written(tmp_path):
     files = VersionFiles(str(tmp_path / "private" / "run"), "step 's'")
     files.publish({})
-    status = Status({"": 2}, {"": {2: "how"}}, {"k": {1: "why"}}, {"": {3: Trial(10, 1)}})
+    status = Status({"": {2: "how"}}, {"k": {1: "why"}}, {"": {3: Trial(10, 1)}})
     files.report(status)
     assert files.reports() == {str(os.getpid()): status}
     VersionFiles(str(tmp_path / "gone" / "run"), "s").report(status)  # the run is over: nobody reads it

@@ -6,6 +6,7 @@ push(block) -> Intake: to examples, prepared -> a lane to the model, with its wi
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ ANSWER_BYTES, FEWEST_ROWS = 32 << 20, 4096
 
 
 MOST_CHANGES = 20  # of how rows are prepared, while they are on their way
+LONGEST_WAIT = 0.5  # seconds between two of them, where nothing has changed
 PIECES_OF_WINDOW = 8  # at least: how many rows are in flight is looked at between two
 
 
@@ -277,7 +279,8 @@ class InferenceStream:
     def _prepare_again(self, version: int) -> None:
         """Rows came back because their model was replaced by one that takes them prepared otherwise: they are, and all that
         came back are submitted once more."""
-        self._preparers.change(version)
+        if not self._preparers.change(version):  # its files are others by now, and so will be the model, soon
+            time.sleep(min(LONGEST_WAIT, 0.01 * 2 ** self._pending[0].changes))
         for pending in self._pending:
             if pending.ticket.stale is None or not pending.ticket.settled:
                 continue
@@ -285,7 +288,8 @@ class InferenceStream:
             if pending.changes > MOST_CHANGES:
                 what = f"rows were prepared {pending.changes} times, and never for the model that is there"
                 why = "prepare_key() must give the same text in every process for the same files"
-                raise StepError(f"step {self._step!r}: {what}: {why}")
+                hint = "where files are replaced while they are used, put each version in a folder of its own"
+                raise StepError(f"step {self._step!r}: {what}: {why}; {hint}")
             passage = pending.passage
             self._intake.prepare_again(passage, pending.alone)
             ticket = pending.ticket = self._intake.ticket(passage)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from penstock.answers import as_rows, bare
@@ -14,12 +15,14 @@ from penstock.errors import ModelLoadError
 from penstock.failures import Handling
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
+from penstock.models.freed_memory import trim
 from penstock.models.outcome import Outcome
 from penstock.models.versions import Version, Wanted
 from penstock.retry import Retry
 from penstock.rows import let_through, safe_str
 
 ANY_ERROR = Handling()
+BREATH = 0.1  # seconds between two signs of life of a batch that waits for a model to be loaded
 
 
 OLD_FIRST = "after the old one had gone"  # how a change went for which there was no room for both
@@ -66,6 +69,9 @@ class Reports(Protocol):
 
     def refused(self, model: str, version: Version, why: str) -> None: ...
 
+    def is_refused(self, model: str, version: Version) -> bool:
+        """Whether it was refused in this process; never the handler's own model, which is tried whatever happened."""
+
     def tried(self, model: str, version: Version, rows: int, errors: int) -> None: ...
 
     def at_work(self, version: Version, what: str, rows: int = 0) -> AbstractContextManager[None]: ...
@@ -110,8 +116,12 @@ def tried(new: Live, call: Call) -> tuple[Outcome | None, str]:
     except BaseException as exc:
         let_through(exc)
         return None, told_error(exc)
+    return made, one_error(made)
+
+
+def one_error(made: Outcome) -> str:
     failure = next(iter(made.failures.values()), None)
-    return made, "" if failure is None else f"{failure.error_type}: {failure.message}"
+    return "" if failure is None else f"{failure.error_type}: {failure.message}"
 
 
 def differing(compare: Callable[[Any, Any], Any], old: Outcome, new: Outcome) -> tuple[set[int], str]:
@@ -130,8 +140,16 @@ def differing(compare: Callable[[Any, Any], Any], old: Outcome, new: Outcome) ->
     return found, why or "compare= says that answers differ"
 
 
-def free(live: Live) -> None:
-    """Let go of a model that nobody uses. Garbage is collected, which stops every thread, only if the model is in it."""
+def free(unused: Sequence[Live]) -> None:
+    """Let go of models that nobody uses, and give their memory back."""
+    for live in unused:
+        _let_go(live)
+    if unused:
+        trim()
+
+
+def _let_go(live: Live) -> None:
+    """Garbage is collected, which stops every thread, only if the model is in it."""
     loaded = live.copy.loaded
     try:
         gone = None if loaded is None else weakref.ref(loaded.model)
@@ -141,6 +159,24 @@ def free(live: Live) -> None:
     live.copy.let_go()
     if gone is None or gone() is not None:
         gc.collect()
+
+
+@contextmanager
+def untimed(calling: Callable[[], None] | None) -> Iterator[None]:
+    """Whoever times calls, and is told of each by calling(), is not to count what happens inside: a load."""
+    over = threading.Event()
+
+    def breathe() -> None:
+        while calling is not None and not over.wait(BREATH):
+            calling()
+
+    thread = threading.Thread(target=breathe, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def told_error(exc: BaseException) -> str:

@@ -48,12 +48,21 @@ class Preparers(NamedTuple):
     of_step: Preparer | None
     of_model: Callable[[str, Handler, Guard], Preparer | None] = lambda *_: None  # by name
     lane: Lane | None = None  # that those of all models share
-    change: Callable[[int], None] = lambda _: None  # prepare for the version of this number from now on
+    change: Callable[[int], bool] = lambda _: False  # prepare for the version of this number from now on: if it is another
 
     def close(self) -> None:
         for each in (self.of_step, self.lane):
             if each is not None:
                 each.close()
+
+
+class VersionTool(NamedTuple):
+    """What rows are prepared with for a version of a model that changes."""
+
+    version: Version
+    handler: Handler
+    prepared: str | None  # equal for versions that take rows which are prepared alike
+    tool: Any
 
 
 class Tools:
@@ -62,23 +71,31 @@ class Tools:
     def __init__(self) -> None:
         self._loading = threading.Lock()
         self._loaded: dict[tuple[type, str], Any] = {}
-        self.versions: dict[str, Version] = {}  # of models that change: for which one rows are prepared, by session
+        self._versions: dict[str, VersionTool] = {}  # of models that change, by session
 
     def tool(self, handler: Handler, step: str, model: str = "") -> Any:
         """`model`: the name of the handler's, where the step has many."""
         key = type(handler), handler.prepare_key() or f"step {step} {model}"
         with self._loading:
             if key not in self._loaded:
-                self._loaded[key] = _loaded(handler, step)
+                self._loaded[key] = load_tool(handler, step)
             return self._loaded[key]
 
-    def forget(self, handler: Handler, step: str, model: str = "") -> None:
-        """It is not needed any more; if it is, it is loaded again."""
+    def last_version(self, session: str) -> VersionTool | None:
+        """That which was asked for last: what one bundle has learned, the next begins with."""
+        return self._versions.get(session)
+
+    def of_version(self, session: str, version: Version, load: Callable[[], VersionTool]) -> VersionTool:
+        """Loaded once, whatever becomes of its files: rows are prepared with what was there then, and are said to be."""
         with self._loading:
-            self._loaded.pop((type(handler), handler.prepare_key() or f"step {step} {model}"), None)
+            held = self._versions.get(session)
+            if held is None or held.version != version:
+                held = self._versions[session] = load()
+            return held
 
 
-def _loaded(handler: Handler, step: str) -> Any:
+def load_tool(handler: Handler, step: str) -> Any:
+    """ModelLoadError if it cannot be loaded."""
     try:
         return handler.load_prepare()
     except PenstockError:
@@ -102,7 +119,9 @@ class ThreadPreparer:
         self._may_change = handler.changes_rows()
 
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
-        tool = self._tools.tool(self._handler, self._guard.step, self._model)
+        return self.prepare_with(self._tools.tool(self._handler, self._guard.step, self._model), examples, args)
+
+    def prepare_with(self, tool: Any, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
         values, errors = self._tried(examples, tool, args)
         failed: dict[int, Failure] = {}
         for at, error in errors.items():

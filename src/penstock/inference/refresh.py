@@ -57,6 +57,14 @@ class Refresh:
         rule = TrialRule(share=float(canary), rows=rows, max_error_rate=float(rate))
         return cls(validate=validate, golden_rows=golden_rows, compare=compare, rule=rule)
 
+    def check_handler(self, handler: ModelHandler[Any, Any, Any]) -> None:
+        """UsageError for one that does not allow what these settings need."""
+        if self.compare is not None and not handler.retry_safe:
+            raise UsageError(
+                f"compare= passes rows to the old model and to the new one, and {type(handler).__name__} says that no row "
+                "may be passed to run_inference() twice (retry_safe = False); leave compare= out"
+            )
+
     def same(self, other: Refresh | None) -> bool:
         mine = self.validate, self.compare, self.rule
         return other is not None and mine == (other.validate, other.compare, other.rule) and self._same_rows(other)

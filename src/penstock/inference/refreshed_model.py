@@ -18,18 +18,27 @@ from typing import Any
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
-from penstock.inference.live_versions import OLD_FIRST, Call, Live, Reports, differing, free, told_error, tried
+from penstock.inference.live_versions import (
+    BREATH,
+    OLD_FIRST,
+    Call,
+    Live,
+    Reports,
+    differing,
+    free,
+    one_error,
+    told_error,
+    tried,
+    untimed,
+)
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.inference.version_loading import VersionLoader
-from penstock.models.freed_memory import trim
 from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
 from penstock.models.versions import ORIGINAL, Version, Wanted
 from penstock.retry import Retry
 from penstock.rows import let_through
-
-BREATH = 0.1  # seconds between two signs of life of a batch that waits for a model to be loaded
 
 
 class RefreshedModel:
@@ -73,22 +82,13 @@ class RefreshedModel:
         return loaded
 
     def _load_first(self) -> LoadedModel:
-        error: BaseException = ModelLoadError(f"{self.name}: there is no version to load")
-        for version in self._loader.candidates(self._reports.wanted(self.name)):
-            try:
-                live = self._loader.load(version)
-            except BaseException as exc:
-                let_through(exc)
-                error = exc
-                self._loader.refuse(version, told_error(exc))
-                continue
-            live.is_proven = version == ORIGINAL
-            with self._changed:
-                self._serving = live
-            self._reports.served(self.name, live, "when the model was first needed")
-            assert live.copy.loaded is not None
-            return live.copy.loaded
-        raise error
+        live = self._loader.load_newest(self._reports.wanted(self.name))
+        live.is_proven = live.version == ORIGINAL
+        with self._changed:
+            self._serving = live
+        self._reports.served(self.name, live, "when the model was first needed")
+        assert live.copy.loaded is not None
+        return live.copy.loaded
 
     @property
     def is_loaded(self) -> bool:
@@ -104,8 +104,7 @@ class RefreshedModel:
             return self._serving is not None and self._serving.copy.is_thread_safe()
 
     def byte_size(self, batch: Block) -> int | None:
-        with self._changed:
-            serving = self._serving
+        serving = self._serving
         return None if serving is None else serving.copy.byte_size(batch)
 
     def announce(self, calling: Callable[[], None]) -> None:
@@ -137,9 +136,14 @@ class RefreshedModel:
         with self._leased(row_count(batch), prepared) as (live, old):
             if live.prepared != prepared:
                 return Outcome([None] * row_count(batch), stale=live.version.number)
-            if old is not None:
-                return self._proved(live, old, call)
-            return call.on(live) if live.is_proven else self._proved_alone(live, call)
+            if old is None and live.is_proven:
+                return call.on(live)
+            if not live.copy.handler.retry_safe:
+                return self._proved_once(live, call)
+            made = self._proved_alone(live, call) if old is None else self._proved(live, old, call)
+        return made or self.outcomes(
+            *call.for_another()[:5], holds_back=holds_back, read_again=read_again, prepared=prepared
+        )
 
     # A version for a batch.
 
@@ -174,15 +178,14 @@ class RefreshedModel:
             raise self._broken
         serving = self._serving
         assert serving is not None, "it is loaded before it is called"
-        if self._new is not None and not self._is_proving:
+        is_for_new = self._new is not None and self._new.prepared == prepared != serving.prepared
+        if self._new is not None and (is_for_new or not self._is_proving):
             return self._new, serving
         if self._trial is not None and self._trial.prepared == prepared:
             self._owed += self._share * rows
             if self._owed >= rows:
                 self._owed -= rows
                 return self._trial, serving
-        if self._new is not None and self._new.prepared == prepared != serving.prepared:
-            return self._new, None
         return serving, None
 
     def _proved(self, new: Live, old: Live, call: Call) -> Outcome:
@@ -211,16 +214,32 @@ class RefreshedModel:
             self._judge(new, rows, len(errors), why)
         return made if made is not None and not failed and not errors else kept
 
-    def _proved_alone(self, first: Live, call: Call) -> Outcome:
+    def _proved_once(self, new: Live, call: Call) -> Outcome:
+        """The answers of one whose rows may be passed to no other (retry_safe): what fails, fails."""
+        rows = row_count(call.batch)
+        new.is_proven = True
+        with self._reports.at_work(new.version, "trial", rows):
+            try:
+                made = call.on(new)
+            except Exception as exc:
+                self._judge(new, rows, rows, told_error(exc))
+                raise
+        self._judge(new, rows, len(made.failures), one_error(made))
+        return made
+
+    def _proved_alone(self, first: Live, call: Call) -> Outcome | None:
         """The answers of the version that was loaded first, with nothing behind it: if it fails for all rows, the one before
-        it is loaded, and takes its place if it does not."""
+        it is loaded, and takes its place if it does not. None: another one is there by now."""
         rows = row_count(call.batch)
         with self._reports.at_work(first.version, "trial", rows):
             made, why = tried(first, call)
         if made is not None and len(made.failures) < rows:
             first.is_proven = True
             return call.for_another().on(first) if made.failures or made.again else made
-        with self._loading:
+        with self._loading, untimed(getattr(self._own, "calling", None)):
+            with self._changed:
+                if self._serving is not first:
+                    return None
             before = self._before(first)
         if before is None:
             first.is_proven = True
@@ -240,9 +259,6 @@ class RefreshedModel:
 
     def _before(self, first: Live) -> Live | None:
         """The version to fall back on, loaded; None if there is none."""
-        with self._changed:
-            if self._serving is not first:
-                return self._serving
         for version in self._loader.candidates(self._reports.wanted(self.name)):
             if version.number != first.version.number and (live := self._loader.try_to_load(version)) is not None:
                 live.is_proven = True
@@ -298,12 +314,11 @@ class RefreshedModel:
         if new is not None and new.version.number != target:
             self._drop(new)
             new = None
-        if trial is not None and wanted.trial != trial.version:
-            if trial.version.number == target:
-                self._take_over(trial, "after its canary")
-                serving = trial
-            else:
-                self._drop(trial)
+        if trial is not None and wanted.trial != trial.version and trial.version.number == target:
+            self._take_over(trial, "after its canary")
+            serving, trial = trial, None
+        elif trial is not None and wanted.trial != trial.version:
+            self._drop(trial)
             trial = None
         here = {live.version.number for live in (serving, new) if live is not None}
         if target not in here:
@@ -317,29 +332,28 @@ class RefreshedModel:
         with self._changed:
             unused = [live for live in self._retired if not live.leases]
             self._retired = [live for live in self._retired if live.leases]
-        for live in unused:
-            free(live)
-        if unused:
-            trim()
+        free(unused)
 
     def _bring(self, wanted: Wanted) -> None:
         """The newest version that can be had, if it is newer than what is here."""
         with self._changed:
             serving = self._serving
         for version in self._loader.candidates(wanted):
-            if serving is not None and version.number == serving.version.number:
+            if serving is not None and version.number <= serving.version.number:
                 return
             why = None if serving is None else self._loader.lacks_room(version, serving)
             if why is not None or serving is None:
-                self._replace(version, serving, why or "nothing was in service")
+                last = None if serving is None else wanted.version(serving.version.number) or serving.version
+                self._replace(version, serving, last, why or "nothing was in service")
                 return
             if (live := self._loader.try_to_load(version, beside=True)) is not None:
                 with self._changed:
                     self._new = live
                 return
 
-    def _replace(self, version: Version, old: Live | None, why: str) -> None:
-        """The old one goes before the new one is loaded; if that cannot be, the old one is loaded again. Batches wait."""
+    def _replace(self, version: Version, old: Live | None, last: Version | None, why: str) -> None:
+        """The old one goes before the new one is loaded; if that cannot be, the old one is loaded again, as the version that
+        it is by now. Batches wait."""
         live, error = None, self._broken
         with self._changed:
             self._is_paused = True
@@ -347,18 +361,15 @@ class RefreshedModel:
                 self._changed.wait()
             self._serving = None
         try:
-            if old is not None:
-                free(old)
-                trim()
+            free([] if old is None else [old])
             live = self._loader.try_to_load(version)
-            if live is None and old is not None:
+            if live is None and last is not None:
                 try:
-                    live = self._loader.load(old.version)
+                    live = self._loader.load(last)
                 except BaseException as exc:
                     let_through(exc)
-                    error = ModelLoadError(
-                        f"{self.name or 'the model'}: no version can be loaded any more: {told_error(exc)}"
-                    )
+                    what = f"{self.name or 'the model'}: no version can be loaded any more"
+                    error = ModelLoadError(f"{what}: {told_error(exc)}")
             if live is not None:
                 error = None
                 if live.version == version:
@@ -382,7 +393,7 @@ class RefreshedModel:
             self._loader.refuse(
                 version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same"
             )
-            free(live)
+            free([live])
         elif live is not None:
             with self._changed:
                 live.on_trial = True

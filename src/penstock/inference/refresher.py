@@ -37,6 +37,7 @@ class Refresher:
         self._is_news = False
         self._mark: tuple[int, int] | None = None
         self._wanted: dict[str, Wanted] = {}
+        self._told: dict[str, tuple[int, int] | None] = {}  # the mark of what a model was told last
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -44,6 +45,7 @@ class Refresher:
         """Tell this one from now on what is wanted."""
         with self._lock:
             self._models[model.name] = model
+            self._told.pop(model.name, None)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="penstock-refresh", daemon=True)
                 self._thread.start()
@@ -51,6 +53,7 @@ class Refresher:
     def remove(self, name: str) -> None:
         with self._lock:
             self._models.pop(name, None)
+            self._told.pop(name, None)
 
     def close(self) -> None:
         self._over.set()
@@ -60,27 +63,33 @@ class Refresher:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK):
-            is_new = self._look()
             with self._lock:
+                self._look()
                 models = list(self._models.values())
             for model in models:
                 try:
-                    if is_new:
-                        model.follow(self.wanted(model.name))
-                    else:
-                        model.tidy()
+                    self._tell(model)
                 except BaseException:  # what a handler raises is handled there; without this thread no model would change
                     logger.exception("model %r could not be changed (a bug in Penstock)", model.name)
             self._report()
 
-    def _look(self) -> bool:
-        mark = self._files.mark()
-        if mark == self._mark:
-            return False
-        wanted = self._files.wanted()
+    def _tell(self, model: Followed) -> None:
+        """What it was not told yet, whoever else has looked since, or was loaded since."""
         with self._lock:
-            self._mark, self._wanted = mark, wanted
-        return True
+            if self._models.get(model.name) is not model:
+                return  # it was unloaded
+            wanted, is_new = wanted_of(self._wanted, model.name), self._told.get(model.name) != self._mark
+            self._told[model.name] = self._mark
+        if is_new:
+            model.follow(wanted)
+        else:
+            model.tidy()
+
+    def _look(self) -> None:
+        """The lock is held."""
+        mark = self._files.mark()
+        if mark != self._mark:
+            self._mark, self._wanted = mark, self._files.wanted()
 
     def _report(self) -> None:
         with self._lock:
@@ -91,8 +100,8 @@ class Refresher:
     # As Reports, for models; called by any thread.
 
     def wanted(self, model: str) -> Wanted:
-        self._look()
         with self._lock:
+            self._look()
             return wanted_of(self._wanted, model)
 
     def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
@@ -108,11 +117,11 @@ class Refresher:
         loaded = live.copy.loaded
         size = 0 if loaded is None else loaded.bytes
         seconds = 0.0 if loaded is None else loaded.seconds
-        with self._lock:
-            self._status.serving[model] = live.version.number
-            self._status.served.setdefault(model, {})[live.version.number] = f"loaded in {seconds:.3g} s, {how}"
-            self._is_news = True
-        self._report()  # before any of its answers leaves: nobody sees one of a version that is not known
+        if live.version.number:  # nobody asks about the handler's own, of which there may be thousands
+            with self._lock:
+                self._status.served.setdefault(model, {})[live.version.number] = f"loaded in {seconds:.3g} s, {how}"
+                self._is_news = True
+            self._report()  # before any of its answers leaves: nobody sees one of a version that is not known
         if self._resized is not None:
             self._resized(model, size)
 
@@ -121,6 +130,10 @@ class Refresher:
             self._status.refused.setdefault(model, {})[version.number] = why
             self._is_news = True
         self._report()
+
+    def is_refused(self, model: str, version: Version) -> bool:
+        with self._lock:
+            return version.number != 0 and version.number in self._status.refused.get(model, ())
 
     def tried(self, model: str, version: Version, rows: int, errors: int) -> None:
         with self._lock:

@@ -65,6 +65,7 @@ class InferenceSpec:
         inner.validate_inference_args(inference_args)
         if refresh is not None:
             check_can_change(inner)
+            refresh.check_handler(inner)
         limits = BatchLimits.of(inner.batch_elements_kwargs(), inner.new_shapes_cost())
         if limits.max_padded_cost is not None and not inner.measures_length():
             raise UsageError("max_padded_cost needs batch_length_fn: a function that gives the length of one row")
@@ -88,14 +89,14 @@ class InferenceSpec:
         """How the models of a session change, if they do. copies: of a host; None: they are in the workers."""
         if self.refresh is None:
             return None
+        holders = around.workers if copies is None else copies
+        return Refreshing(self.folder(around), key, self.refresh, holders=holders, prepares_alike=self.prepares_alike)
+
+    @property
+    def prepares_alike(self) -> bool:
+        """Whether how rows are prepared cannot change while the model does."""
         isolated = self.handling is not None and self.handling.isolated
-        return Refreshing(
-            self.folder(around),
-            key,
-            self.refresh,
-            holders=around.workers if copies is None else copies,
-            prepares_alike=self.handler.prepares() and (isolated or self.by_key is not None),
-        )
+        return self.handler.prepares() and (isolated or self.by_key is not None or not self.handler.retry_safe)
 
     def folder(self, around: Surroundings) -> str:
         """Where processes that hold the model meet."""

@@ -58,7 +58,7 @@ def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Ca
     if not handler.prepares():
         return Preparers(None)
     if handling is None or not handling.isolated:
-        if models is None and spec.refresh is not None:
+        if models is None and spec.refresh is not None and not spec.prepares_alike:
             changing = VersionPreparer(spec, guard, sessions.tools, sessions.around)
             return Preparers(changing, change=changing.change)
         if models is None:

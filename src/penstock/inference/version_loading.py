@@ -9,7 +9,7 @@ from penstock.inference.live_versions import Live, Reports, prepared_with, told_
 from penstock.inference.loading_beside import load_beside
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
-from penstock.models.versions import ORIGINAL, Version, Wanted
+from penstock.models.versions import ORIGINAL, REPLACED, Version, Wanted
 from penstock.rows import let_through
 
 DEATHS = 2  # of processes that loaded a version, after which nobody tries
@@ -31,15 +31,27 @@ class VersionLoader:
         self._refresh = refresh
         self._reports = reports
         self._prepares_alike = prepares_alike
-        self._refused: set[int] = set()
+        self._prepared: tuple[str | None] | None = None  # with what rows are, once it was looked at
 
     def is_refused(self, version: Version) -> bool:
-        return version.number in self._refused
+        return self._reports.is_refused(self._name, version)
 
     def candidates(self, wanted: Wanted) -> list[Version]:
-        """The newest first. The last is the one that is used whatever happened."""
-        found = [version for version in wanted.serve if version.number not in self._refused]
-        return found or [wanted.serve[-1]]
+        """The newest first. The last is the handler's own model, whatever happened to it."""
+        return [version for version in wanted.serve if not self.is_refused(version)]
+
+    def load_newest(self, wanted: Wanted) -> Live:
+        """The newest that can be loaded; one on trial, if there is no other. The error of the handler's own model, if none
+        can."""
+        error: BaseException = ModelLoadError(f"{self._name}: there is no version to load")
+        for version in [*self.candidates(wanted), *([] if wanted.trial is None else [wanted.trial])]:
+            try:
+                return self.load(version)
+            except BaseException as exc:
+                let_through(exc)
+                error = error if version == wanted.trial else exc
+                self.refuse(version, told_error(exc))
+        raise error
 
     def try_to_load(self, version: Version, *, beside: bool = False) -> Live | None:
         try:
@@ -51,12 +63,16 @@ class VersionLoader:
 
     def load(self, version: Version, *, beside: bool = False) -> Live:
         """Load a version, and check it. beside: batches run meanwhile, and come first."""
+        if version == REPLACED:
+            what = "the model that the handler describes was replaced while the run went on, and nothing else can be used"
+            raise ModelLoadError(f"{self._name or 'the model'}: {what}; put one there that can, or start a new run")
         for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
             if self._reports.deaths(version, what) >= limit:
                 done = "loaded it" if what == "load" else "answered its first rows"
                 raise ModelLoadError(f"processes that {done} have died")
         with self._reports.at_work(version, "load"):
             copy = self._make(version)
+            prepared = self._prepared_for(copy, version)
             load_beside(copy.load, copy.handler) if beside else copy.load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
@@ -65,15 +81,21 @@ class VersionLoader:
                 good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
                 if good is not None and not good:
                     raise ModelLoadError(f"validate= returned {good!r}")
+        return Live(version, copy, prepared)
+
+    def _prepared_for(self, copy: ModelCopy, version: Version) -> str | None:
+        """With what its rows have to be prepared; None: as they come, or as they are in any case."""
         prepared = prepared_with(copy.handler, version)
         if not self._prepares_alike:
-            return Live(version, copy, prepared)
-        if prepared != prepared_with(self._make(ORIGINAL).handler, ORIGINAL):
+            return prepared
+        if self._prepared is None and self._reports.wanted(self._name).serve[-1] == ORIGINAL:  # later its files are others
+            self._prepared = (prepared_with(self._make(ORIGINAL).handler, ORIGINAL),)
+        if self._prepared != (prepared,):
             raise ModelLoadError(
                 "its rows are prepared otherwise (prepare_key()), which cannot change where there is a model for each key, "
                 "or a timeout for preparing; start a new run with it"
             )
-        return Live(version, copy, None)
+        return None
 
     def lacks_room(self, version: Version, serving: Live) -> str | None:
         try:
@@ -83,5 +105,4 @@ class VersionLoader:
         return self._reports.room_for(expected, serving.copy.handler)
 
     def refuse(self, version: Version, why: str) -> None:
-        self._refused.add(version.number)
         self._reports.refused(self._name, version, why)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.errors import ModelLoadError
 from penstock.failures import Failure
 from penstock.inference.guard import Guard
 from penstock.inference.handler import at_path
 from penstock.inference.live_versions import prepared_with
-from penstock.inference.preparing import ThreadPreparer, Tools
+from penstock.inference.preparing import ThreadPreparer, Tools, VersionTool, load_tool
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings
 from penstock.models.version_files import VersionFiles
 from penstock.models.versions import ORIGINAL, Version, wanted_of
+
+TRIES = 3  # to read files that are replaced meanwhile
 
 
 class VersionPreparer:
@@ -23,34 +26,37 @@ class VersionPreparer:
         self._handler = spec.handler
         self._guard = guard
         self._tools = tools
-        key = spec.session_key(guard.step)
-        self._files = VersionFiles(spec.folder(around), key)
-        self._versions = tools.versions  # of this process: what one bundle has learned, the next begins with
-        self._key = key
-        self._use(self._versions.get(key, ORIGINAL))
+        self._key = spec.session_key(guard.step)
+        self._files = VersionFiles(spec.folder(around), self._key)
+        last = tools.last_version(self._key)
+        self._use(ORIGINAL if last is None else last.version)
 
     @property
     def prepared(self) -> str | None:
-        return self._prepared
+        return self._used.prepared
 
     def prepare(self, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
-        return self._preparer.prepare(examples, args)
+        return self._preparer.prepare_with(self._used.tool, examples, args)
 
-    def change(self, number: int) -> None:
-        """Prepare for the version of this number; for the newest, if that is not known any more."""
-        wanted = wanted_of(self._files.wanted(), "")
+    def change(self, number: int) -> bool:
+        """Prepare for the version of this number; for the newest, if that is not known any more. Whether that is another."""
+        wanted, before = wanted_of(self._files.wanted(), ""), self._used.version
         version = ORIGINAL if number == 0 else wanted.version(number) or wanted.serve[0]
-        if version != self._version:
-            before, name, was = self._used, f"version {self._version.number}", self._prepared
+        if version != before:
             self._use(version)
-            if was != self._prepared:
-                self._tools.forget(before, self._guard.step, name)
+        return version != before
 
     def close(self) -> None: ...
 
     def _use(self, version: Version) -> None:
+        self._used = self._tools.of_version(self._key, version, lambda: self._loaded(version))
+        self._preparer = ThreadPreparer(self._used.handler, self._tools, self._guard)
+
+    def _loaded(self, version: Version) -> VersionTool:
         handler = at_path(self._handler, version.path) if version.path else self._handler
-        self._used = handler
-        self._version = self._versions[self._key] = version
-        self._prepared = prepared_with(handler, version)
-        self._preparer = ThreadPreparer(handler, self._tools, self._guard, f"version {version.number}")
+        for _ in range(TRIES):
+            prepared = prepared_with(handler, version)
+            tool = load_tool(handler, self._guard.step)
+            if prepared_with(handler, version) == prepared:
+                return VersionTool(version, handler, prepared, tool)
+        raise ModelLoadError(f"step {self._guard.step!r}: what rows are prepared with changes whenever it is loaded")

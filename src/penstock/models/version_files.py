@@ -26,7 +26,6 @@ from penstock.models.versions import KEPT, Trial, Version, Wanted, wanted_of
 class Status:
     """What became of versions in one process: by the name of the model, and their numbers."""
 
-    serving: dict[str, int] = field(default_factory=dict)
     served: dict[str, dict[int, str]] = field(default_factory=dict)  # and how the change went
     refused: dict[str, dict[int, str]] = field(default_factory=dict)  # and why
     trials: dict[str, dict[int, Trial]] = field(default_factory=dict)
@@ -37,7 +36,7 @@ class Status:
             return {name: {int(number): value for number, value in own.items()} for name, own in each.items()}
 
         trials = {name: {n: Trial(*t) for n, t in own.items()} for name, own in by_number(told["trials"]).items()}
-        return cls(dict(told["serving"]), by_number(told["served"]), by_number(told["refused"]), trials)
+        return cls(by_number(told["served"]), by_number(told["refused"]), trials)
 
 
 @dataclass(frozen=True)

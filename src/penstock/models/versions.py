@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-KEPT = 3  # versions that are named: where the newest cannot be used, the one before it is
+KEPT = 3  # versions that are named beside the handler's own: where the newest cannot be used, the one before it is
 
 
 class Version(NamedTuple):
@@ -21,12 +21,13 @@ class Version(NamedTuple):
 
 
 ORIGINAL = Version()
+REPLACED = Version(stamp="replaced")  # where it was, there is something else: it cannot be loaded any more
 
 
 class Wanted(NamedTuple):
     """What whoever holds a copy of a model is to do."""
 
-    serve: tuple[Version, ...] = (ORIGINAL,)  # the newest first; the next one where that cannot be used
+    serve: tuple[Version, ...] = (ORIGINAL,)  # the newest first; the next one where that cannot be used; the original last
     trial: Version | None = None  # is to answer a share of the rows
     share: float = 0.0
 
@@ -77,10 +78,13 @@ class Rollout:
         self._newest = ORIGINAL
         self._announced: dict[int, Version] = {}
         self._ids = dict.fromkeys(own_ids, 1)  # how many versions have had a name
+        self._good: set[int] = set()  # were in service somewhere
+        self._bad: set[int] = set()  # were refused somewhere
         self.is_open = False  # rows are being answered: from now on, a new version has to prove itself
 
-    def announce(self, path: str, model_id: str, stamp: str) -> Version | None:
-        """A version that is to be used from now on. None: it is that which was announced last."""
+    def announce(self, path: str, model_id: str, stamp: str, *, original_is_gone: bool = False) -> Version | None:
+        """A version that is to be used from now on. None: it is that which was announced last. original_is_gone: what the
+        handler describes is not what it was, so nobody may fall back on it."""
         newest = self._newest
         if newest.number and (newest.path, newest.stamp) == (path, stamp):
             return None
@@ -88,6 +92,8 @@ class Rollout:
         named = model_id if times == 1 else f"{model_id}#{times}"  # the same file, with something else in it
         version = self._newest = Version(next(self._numbers), path, named, stamp)
         self._announced[version.number] = version
+        if original_is_gone:
+            self.wanted = self.wanted._replace(serve=(*self.wanted.serve[:-1], REPLACED))
         if self._rule is not None and self.is_open:
             self.wanted = self.wanted._replace(trial=version, share=self._rule.share)
         else:
@@ -111,13 +117,21 @@ class Rollout:
         """One that was announced."""
         return self._announced.get(number)
 
+    def became(self, good: Iterable[int], bad: Iterable[int]) -> None:
+        """Versions that were in service somewhere, and that were refused somewhere."""
+        self._good |= set(good)
+        self._bad |= set(bad)
+
     def refused(self, number: int) -> None:
         """A version on trial that could not be loaded, or failed its check."""
         if self.wanted.trial is not None and self.wanted.trial.number == number:
             self.wanted = self.wanted._replace(trial=None, share=0.0)
 
     def _serve(self, version: Version) -> None:
-        self.wanted = Wanted((version, *self.wanted.serve)[:KEPT])
+        """One that nobody could use takes no place of one that somebody can fall back on."""
+        *before, original = self.wanted.serve
+        useful = [each for each in before if each.number in self._good or each.number not in self._bad]
+        self.wanted = Wanted((version, *useful[: KEPT - 1], original))
 
 
 def wanted_of(told: Mapping[str, Wanted], model: str) -> Wanted:

@@ -161,6 +161,8 @@ def add_step(
             f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
             "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
         )
+    if metadata is not None and metadata.pipeline is not pcoll.pipeline:
+        raise GraphError("model_metadata_pcoll= belongs to another pipeline than the rows: make it of the same one")
     return pcoll.pipeline.add(transform, [pcoll], tags, metadata)
 
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.inference.handler import ModelHandler
 from penstock.inference.live_versions import OLD_FIRST
 from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
@@ -28,7 +29,7 @@ from penstock.io.memory import Create
 from penstock.io.model_versions import WatchModels, versions_of
 from penstock.models.place import Surroundings
 from penstock.models.version_files import Status, VersionFiles
-from penstock.models.versions import Rollout, Trial
+from penstock.models.versions import Rollout, Trial, Version
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.observe.refreshes import METRICS, PROMOTED, REFUSED, ROLLED_BACK, SERVED, RefreshEvent
 from penstock.pipeline.graph import Node
@@ -131,7 +132,8 @@ class _ChangingModel:
         self._rollouts: dict[str, Rollout] = {}
         self._is_open = False
         self._handler = spec.handler
-        self._own = {place_of(path): stamp_of(path) for path in map(str, spec.handler.model_files())}
+        self._own = {path: stamp_of(path) for path in map(str, spec.handler.model_files())}
+        self._places = {place_of(path): path for path in self._own}
         self._told: set[tuple[str, int, str]] = set()  # what was said of versions: model, number, what
 
     def open(self) -> None:
@@ -150,11 +152,19 @@ class _ChangingModel:
 
     def _announced(self, keys: Sequence[Any] | None, path: str, model_id: str) -> bool:
         stamp, names = stamp_of(path), self._names_of(keys, path)
-        if self._own.pop(place_of(path), None) == stamp and not any(name in self._rollouts for name in names):
+        own = self._own.get(self._places.get(place_of(path), ""))
+        if own == stamp and not any(name in self._rollouts for name in names):
             return False  # the handler's own model, as it was when the run began
-        found = [self._rollout(name) for name in names]
-        made = [rollout.announce(path, model_id, stamp) for rollout in found]
+        made = [self._announced_to(name, path, model_id, stamp) for name in names]
         return any(version is not None for version in made)
+
+    def _announced_to(self, name: str, path: str, model_id: str, stamp: str) -> Version | None:
+        now = {own: stamp_of(own) for own in map(str, self._handler_of(name).model_files())}
+        is_gone = any(found and found != self._own.get(own, found) for own, found in now.items())
+        return self._rollout(name).announce(path, model_id, stamp, original_is_gone=is_gone)
+
+    def _handler_of(self, name: str) -> ModelHandler[Any, Any, Any]:
+        return self._handler if self._by_key is None else self._by_key.handler_of(name)
 
     def _names_of(self, keys: Sequence[Any] | None, path: str) -> list[str]:
         """The models that a version is for."""
@@ -176,7 +186,7 @@ class _ChangingModel:
 
     def _own_ids(self, name: str) -> set[str]:
         """What answers of the handler's own model are marked with, and files that these may be."""
-        handler = self._handler if self._by_key is None else self._by_key.handler_of(name)
+        handler = self._handler_of(name)
         model_id = handler.model_id()
         return {*map(place_of, map(str, handler.model_files())), *([] if model_id is None else [str(model_id)])}
 
@@ -184,6 +194,9 @@ class _ChangingModel:
 
     def read_reports(self) -> list[RefreshEvent]:
         reports = list(self._files.reports().values())
+        for report in reports:
+            for name in {*report.served, *report.refused} & self._rollouts.keys():
+                self._rollouts[name].became(report.served.get(name, ()), report.refused.get(name, ()))
         events = [event for report in reports for event in self._from_report(report)]
         decided = [event for name, rollout in self._rollouts.items() for event in self._decided(name, rollout, reports)]
         if decided:
