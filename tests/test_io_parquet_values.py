@@ -81,10 +81,12 @@ def test_a_value_that_the_schema_cannot_hold_is_refused(tmp_path: Path, kind: pa
         written(tmp_path / "table", table, schema=schema)
 
 
-HELD: list[tuple[pa.DataType, Any, Any]] = [
+# This version cannot read back a null among fixed-size lists that it has written itself.
+READS_NO_NULL = pytest.mark.xfail(pa.__version__ == "25.0.1", reason="pyarrow 25.0.1", strict=True)
+HELD: list[Any] = [
     (pa.float64(), 1, 1.0),
     (pa.float32(), 0.1, np.float32(0.1)),  # the one way in which values are rounded
-    (pa.list_(pa.float32(), 1), [0.1], [np.float32(0.1)]),
+    pytest.param(pa.list_(pa.float32(), 1), [0.1], [np.float32(0.1)], marks=READS_NO_NULL),
     (pa.int64(), 2.0, 2),
     (pa.uint64(), 2**63, 2**63),
     (pa.decimal128(6, 2), 12, Decimal("12.00")),

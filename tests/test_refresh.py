@@ -219,6 +219,16 @@ def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):
         assert made.collect() == [ps.PredictionResult(5, 7, str(tmp_path / "m2.json"))]
 
 
+def test_a_model_that_was_saved_just_before_the_run_is_used_from_its_start(tmp_path):
+    for n in (1, 2):
+        (tmp_path / f"m{n}.json").write_text(json.dumps({"add": n}))
+    os.utime(tmp_path / "m1.json", (1, 1))
+    with ps.Pipeline(workers=0) as p:
+        handler = Add(str(tmp_path / "m1.json"))
+        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "m*.json"))
+        assert made.collect() == [ps.PredictionResult(5, 7, str(tmp_path / "m2.json"))]
+
+
 def test_a_model_that_is_the_handlers_own_is_no_new_one(tmp_path):
     put(str(tmp_path), "m1.json", add=1)
     with ps.Pipeline(workers=0) as p:

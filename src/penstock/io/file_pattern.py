@@ -20,6 +20,8 @@ from penstock.io.model_versions import (
 from penstock.io.new_models import NewModels
 from penstock.io.outages import Outage
 
+SETTLED = 0.5  # seconds in which a file that is being written changes
+
 __all__ = ["FilePattern", "WatchFilePattern", "stamp_of"]
 
 
@@ -35,11 +37,20 @@ class FilePattern:
     def __init__(self, pattern: str | os.PathLike[str], interval: float = INTERVAL) -> None:
         """interval: a file that was not touched for this many seconds is not being written."""
         self._pattern = ModelPattern(pattern, type(self).__name__)
-        self._new = NewModels(checked_interval(interval), self._pattern.key_of)
+        self._interval = checked_interval(interval)
+        self._is_first = True
+        self._new = NewModels(self._interval, self._pattern.key_of)
         self._outage = Outage(self._pattern.text)
 
     def look(self) -> Sequence[NewVersion]:
-        return self.look_at(time.time())
+        """At the first look, one that was put there just before is waited for, for a moment: a run begins with it."""
+        is_first, self._is_first = self._is_first, False
+        found = list(self.look_at(time.time()))
+        if is_first and self._new.is_waiting:
+            time.sleep(min(SETTLED, self._interval))
+            later = self.look_at(time.time())
+            found = [*found, *later] if self._pattern.has_key else [*later] or found
+        return found
 
     def look_at(self, now: float) -> Sequence[NewVersion]:
         """A look at a given time, in seconds as of time.time()."""

@@ -56,6 +56,11 @@ class NewModels:
         self._told.update(new)
         return sorted(((key, age.path) for key, age in new.items()), key=lambda pair: new[pair[0]])
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are models that may still be written: the next look tells."""
+        return any(self._done.get(path) != stamp for path, (stamp, _) in self._seen.items())
+
     def _age(self, path: str, state: ModelState) -> Age:
         stamp, age = self._seen.get(path, ("", None))
         return age if age is not None and stamp == state.stamp else Age(self._looks, state.modified, path)
