@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 
-PURE = batcher dispatch front lengths package plan schedule shapes sizes
+PURE = batcher dispatch front lengths new_models package plan schedule shapes sizes versions
 
 .PHONY: demo test quick check lint types torture search bench clean
 
