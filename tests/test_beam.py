@@ -331,6 +331,17 @@ def loads(folder):
     return Path(folder, "loads").read_text().split()
 
 
+def test_steps_with_one_identifier_must_have_one_model():
+    class Named(of_penstock.ModelHandler):
+        def __init__(self, name):
+            self.name = name
+
+    with pytest.raises(UsageError, match="have the model_identifier 'm', but their handlers differ"):
+        rows = beam.Pipeline("FnApiRunner") | beam.Create([1])
+        for name in ("a", "b"):
+            rows | name >> of_penstock.RunInference(Named(name), model_identifier="m")
+
+
 @pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
 def test_steps_with_one_identifier_share_a_model(large, tmp_path, descendants):
     def program(base, p, folder):

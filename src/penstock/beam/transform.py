@@ -7,7 +7,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -19,10 +19,18 @@ from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
 from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing
 from penstock.inference.refresh import Refresh
-from penstock.inference.spec import InferenceSpec
+from penstock.inference.spec import InferenceSpec, check_shared_models
 
 MAIN = "main"
-_runs: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # ids of pipelines
+_pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _PipelineSteps:
+    """What the steps of one pipeline share."""
+
+    run: str = field(default_factory=lambda: secrets.token_hex(8))  # its id
+    specs: dict[str, InferenceSpec] = field(default_factory=dict)  # by step
 
 
 class RunInferenceDLQ(NamedTuple):
@@ -109,7 +117,10 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         step = self.label or type(self).__name__
         versions = self._versions(pcoll.pipeline)
         kind = InferenceDoFn if versions is None else RefreshedInferenceDoFn
-        do_fn = kind(spec, f"{step} {spec.id}", _run_of(pcoll.pipeline))
+        steps = _pipelines.setdefault(pcoll.pipeline, _PipelineSteps())
+        steps.specs[f"{step} {spec.id}"] = spec
+        check_shared_models(steps.specs)
+        do_fn = kind(spec, f"{step} {spec.id}", steps.run)
         inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
             answers = pcoll | "BeamML_RunInference" >> inference
@@ -139,11 +150,6 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
     def _monitor(self, answers: Any) -> None:
         if self._monitoring is not None:
             answers | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
-
-
-def _run_of(pipeline: Any) -> str:
-    """The id of a pipeline, which its steps share."""
-    return _runs.setdefault(pipeline, secrets.token_hex(8))
 
 
 def _hints_of(handler: Any) -> dict[str, Any]:
