@@ -302,8 +302,14 @@ def test_ten_thousand_keys(tmp_path):
 
 @pytest.fixture
 def store():
+    """In memory, without what other tests have left there: it is one for the whole process."""
     memory = fsspec.filesystem("memory")
+    _clear(memory)
     yield memory
+    _clear(memory)
+
+
+def _clear(memory):
     for path in ("/models", "/more"):
         if memory.exists(path):
             memory.rm(path, recursive=True)
