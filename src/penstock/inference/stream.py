@@ -21,7 +21,6 @@ from penstock.inference.models_by_key import WINDOW
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparers, ThreadPreparer
 from penstock.inference.session import Sessions
 from penstock.inference.spec import InferenceSpec
-from penstock.inference.version_preparing import VersionPreparer
 from penstock.models.place import Surroundings, choose_place
 
 
@@ -59,6 +58,8 @@ def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Ca
         return Preparers(None)
     if handling is None or not handling.isolated:
         if models is None and spec.refresh is not None and not spec.prepares_alike:
+            from penstock.inference.version_preparing import VersionPreparer  # few models change, and first runs wait
+
             changing = VersionPreparer(spec, guard, sessions.tools, sessions.around)
             return Preparers(changing, change=changing.change)
         if models is None:

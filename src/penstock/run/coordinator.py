@@ -12,7 +12,8 @@
                                                         with a journal, when all that a source's split became is done:
                                                         prepared -> published -> done (commits.py), while workers work
 
-The files of a source's split are looked at before it is assigned and when it is done (file_changes.py).
+The files of a source's split are looked at before it is assigned and when it is done (file_changes.py). New versions of
+models are watched for by a thread beside this loop (refreshing.py); what became of them goes to the outputs between events.
 
 The loop blocks in one place, fleet.wait(). Nothing of a split counts before its Done is here: a split that dies, dies
 without a trace and runs again.
