@@ -61,8 +61,9 @@ def encode(folder: str, device: str, batch_size: int) -> dict[str, Any]:
 
 
 def device_alone(folder: str, device: str, budgets: list[int]) -> dict[str, Any]:
-    """Rows/s of each budget of padded tokens: while its shapes are new, and once more. Batches are tokenised, sorted and
-    padded before the clock starts. Each budget has a thread of its own, because cuDNN plans each shape once for a thread."""
+    """Rows/s of each budget of padded tokens: while its shapes are new, once more, and with the kernels that plan none, as
+    Penstock's handlers have them. Batches are tokenised, sorted and padded before the clock starts. Each budget has a thread
+    of its own, because cuDNN plans each shape once for a thread."""
     import pyarrow.parquet as pq
     import torch
 
@@ -78,6 +79,7 @@ def device_alone(folder: str, device: str, budgets: list[int]) -> dict[str, Any]
                 for what in ("new", "seen"):
                     seconds = thread.submit(_run, model, batches).result()
                     figures[f"{budget} {what}"] = len(texts) / seconds
+                figures[f"{budget} unplanned"] = len(texts) / thread.submit(_run_unplanned, model, batches).result()
             del batches
             if device != "cpu":
                 torch.cuda.empty_cache()
@@ -117,6 +119,13 @@ def _run(model: Any, batches: list[dict[str, Any]]) -> float:
         while in_flight:
             _wait(in_flight.popleft())
     return time.perf_counter() - started
+
+
+def _run_unplanned(model: Any, batches: list[dict[str, Any]]) -> float:
+    from penstock.handlers.pytorch_running import attention_without_plans
+
+    with attention_without_plans(model.device):
+        return _run(model, batches)
 
 
 def _launch(model: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
