@@ -59,10 +59,12 @@ class Watched(NamedTuple):
         rows = _rows(calls)
         late = sum(call.length for call in calls) * _rows(self.calls) / sum(call.length for call in self.calls)
         end = self.calls[-1].ended
+        began = float(os.environ.get("PENSTOCK_BENCHMARK_STARTED", 0))
         sizes = self.result.metrics.distribution("inference_request_batch_size")
         return {
             "rate": late / (end - at) if end > at else 0.0,
             "rate, written": late / (self.written - at) if self.written > at else 0.0,
+            "seconds before the first call": min(call.started for call in self.calls) - began,
             "batches": sizes.count,
             "rate, of the rows as they came": rows / (end - at) if end > at else 0.0,
             "rows a batch, late": rows / len(calls) if calls else 0.0,

@@ -361,6 +361,7 @@ def test_images_are_prepared_without_torch() -> None:
     code = """if True:
         import io, pickle, sys
         sys.modules["torch"] = None  # it is not installed
+        import penstock as ps
         from penstock.handlers.images import PytorchImageModelHandler
 
         handler = PytorchImageModelHandler(torch_script_model_path="a.pt", size=4, columns="image", device="GPU")
@@ -369,7 +370,9 @@ def test_images_are_prepared_without_torch() -> None:
 
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, "PNG")
+        ps.RunInference(handler)
         handler = pickle.loads(pickle.dumps(handler))
+        handler.prepares_ahead()
         print(handler.prepare([file.getvalue()], handler.load_prepare())[0].shape)
         handler.load_model()
     """

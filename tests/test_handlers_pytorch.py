@@ -497,9 +497,11 @@ def test_frameworks_are_imported_by_their_own_file_alone() -> None:
 def test_describing_a_model_imports_no_torch() -> None:
     code = """if True:
         import pickle, sys
+        import penstock as ps
         from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 
         handler = PytorchModelHandlerTensor(torch_script_model_path="a.pt", columns=["x"], device="CPU", max_batch_size=8)
+        ps.RunInference(PytorchModelHandlerTensor(torch_script_model_path="a.pt", device="GPU"))
         PytorchModelHandlerKeyedTensor(torch_script_model_path="a", device="cuda:1", inference_fn=make_tensor_model_fn("f"))
         handler = pickle.loads(pickle.dumps(handler.with_preprocess_fn(str)))
         handler.takes_columns(), handler.changes_rows(), handler.prepares_ahead(), handler.accelerator(), handler.model_id()

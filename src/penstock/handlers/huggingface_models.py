@@ -20,7 +20,7 @@ from penstock.errors import UsageError
 from penstock.handlers.huggingface_files import ModelFiles, loading
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
 from penstock.handlers.huggingface_tokens import length_of
-from penstock.handlers.pytorch_running import take_device_seconds
+from penstock.handlers.pytorch_running import on_gpu, take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
 from penstock.rows import PredictionResult
@@ -88,7 +88,7 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
         return take_device_seconds()
 
     def new_shapes_cost(self) -> bool:
-        return self._device.startswith("cuda") and _sees_cuda()
+        return on_gpu(self._device)
 
     def _padded(self, lengths: Sequence[int], max_length: int | None) -> int:
         """What a batch of these lengths is padded to: no more than the model takes."""
@@ -214,16 +214,6 @@ def _device_name(device: str | None) -> str:
     from penstock.handlers.pytorch_loading import device_name
 
     return device_name(device)
-
-
-def _sees_cuda() -> bool:
-    """Whether there is a CUDA device for the model: by torch where it is loaded, else by what the system shows."""
-    if "torch" in sys.modules:
-        import torch
-
-        return bool(torch.cuda.is_available())
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return chosen not in ("", "-1") and any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
 
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], takes: str | None) -> None:

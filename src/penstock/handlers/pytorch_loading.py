@@ -161,8 +161,3 @@ def import_torch() -> Any:
     except ModuleNotFoundError as exc:
         raise MissingPackageError("torch", "torch") from exc
     return torch
-
-
-def on_gpu(device: str) -> bool:
-    """Whether a model on the device of this name is on a GPU that this process can use."""
-    return device.startswith("cuda") and bool(import_torch().cuda.is_available())

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar, cast
 
 from penstock.errors import PredictionCountError
-from penstock.handlers.pytorch_loading import ModelSource, device_name, on_gpu, usable_device
-from penstock.handlers.pytorch_running import run_on, take_device_seconds
+from penstock.handlers.pytorch_loading import ModelSource, device_name, usable_device
+from penstock.handlers.pytorch_running import on_gpu, run_on, take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
 from penstock.io.files import without_secrets

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -106,3 +110,18 @@ class _Pinned(threading.local):
 
 
 _PINNED = _Pinned()
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a model on the device of this name is on a GPU. It is asked where rows are prepared, too: torch is not
+    imported for it."""
+    return device.startswith("cuda") and _sees_cuda()
+
+
+def _sees_cuda() -> bool:
+    """Whether there is a CUDA device for the model: by torch where it is loaded, else by what the system shows."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return bool(torch.cuda.is_available())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen not in ("", "-1") and any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
