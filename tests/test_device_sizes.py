@@ -264,16 +264,34 @@ def test_the_next_run_begins_where_the_last_one_ended(cache, settings):
     assert len(json.loads(cache.read_text())) == 2
 
 
+@pytest.mark.parametrize("settings", [{}, {"large_model": True}], ids=["here", "host"])
+def test_a_run_that_is_resumed_begins_where_its_folder_says(cache, tmp_path, settings):
+    def run():
+        p = ps.Pipeline(workers=0, run_dir=tmp_path / "run")
+        sizes = p | ps.ReadFromText(tmp_path / "*.txt") | "m" >> ps.RunInference(Pretend(0.01, **settings))
+        sizes | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+        p.run()
+        return [int(line) for path in sorted((tmp_path / "out").iterdir()) for line in path.read_text().splitlines()]
+
+    (tmp_path / "1.txt").write_text("x\n" * ROWS)
+    assert run()[0] == DEVICE_ROWS
+    (kept,) = kept_sizes.read(tmp_path / "run").values()
+    assert kept > 8 * DEVICE_ROWS
+    cache.unlink()
+    (tmp_path / "2.txt").write_text("x\n" * ROWS)
+    assert run()[ROWS] == kept
+
+
 def test_one_that_differs_says_so(cache):
     handler = Pretend(0.0, 0.005)
     run_pretend(lambda: ps.Pipeline(workers=0), handler)
-    (key,) = kept_sizes.read()
-    kept_sizes.write(key, 1024)
+    (key,) = kept_sizes.read(kept_sizes.cache())
+    kept_sizes.write(kept_sizes.cache(), key, 1024)
     sizes, note = run_pretend(lambda: ps.Pipeline(workers=0), handler)
     assert sizes[0] == 1024
     assert note.endswith("; the last run had found 1024")
-    assert note.startswith(f"rows {kept_sizes.read()[key]}: ")
-    assert kept_sizes.read()[key] <= 200
+    assert note.startswith(f"rows {kept_sizes.read(kept_sizes.cache())[key]}: ")
+    assert kept_sizes.read(kept_sizes.cache())[key] <= 200
 
 
 def test_fixed_batches_do_not_look(cache):
@@ -288,25 +306,25 @@ def test_fixed_batches_do_not_look(cache):
 def test_a_broken_file_is_ignored_and_replaced(cache, broken):
     cache.parent.mkdir()
     cache.write_text(broken)
-    assert kept_sizes.read() == {}
-    kept_sizes.write("key", 5)
-    assert kept_sizes.read() == {"key": 5}
+    assert kept_sizes.read(kept_sizes.cache()) == {}
+    kept_sizes.write(kept_sizes.cache(), "key", 5)
+    assert kept_sizes.read(kept_sizes.cache()) == {"key": 5}
     assert [file.name for file in cache.parent.iterdir()] == [cache.name]
 
 
 def test_a_folder_that_cannot_be_is_ignored(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "file" / "cache"))
-    kept_sizes.write("key", 5)
-    assert kept_sizes.read() == {}
+    kept_sizes.write(kept_sizes.cache(), "key", 5)
+    assert kept_sizes.read(kept_sizes.cache()) == {}
 
 
 def test_only_so_many_are_kept(cache):
     cache.parent.mkdir()
     cache.write_text(json.dumps({f"old {number}": 1 for number in range(kept_sizes.MOST)}))
-    kept_sizes.write("old 1", 2)
-    kept_sizes.write("new", 3)
-    kept = kept_sizes.read()
+    kept_sizes.write(kept_sizes.cache(), "old 1", 2)
+    kept_sizes.write(kept_sizes.cache(), "new", 3)
+    kept = kept_sizes.read(kept_sizes.cache())
     assert len(kept) == kept_sizes.MOST
     assert "old 0" not in kept
     assert list(kept.items())[-2:] == [("old 1", 2), ("new", 3)]
@@ -314,7 +332,8 @@ def test_only_so_many_are_kept(cache):
 
 def test_writers_do_not_tear_the_file(cache):
     code = (
-        "import sys; from penstock.models.kept_sizes import write\nfor n in range(200): write(sys.argv[1] + str(n), n + 1)"
+        "import sys; from penstock.models.kept_sizes import cache, write\n"
+        "for n in range(200): write(cache(), sys.argv[1] + str(n), n + 1)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
     reads = 0
@@ -330,9 +349,9 @@ def test_writers_do_not_tear_the_file(cache):
 def test_where_the_folder_is(monkeypatch):
     monkeypatch.delenv("PENSTOCK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert str(kept_sizes.folder()) == "/caches/penstock"
+    assert str(kept_sizes.cache()) == "/caches/penstock"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept_sizes.folder() == Path.home() / ".cache" / "penstock"
+    assert kept_sizes.cache() == Path.home() / ".cache" / "penstock"
 
 
 def test_keys_are_the_same_in_every_process():

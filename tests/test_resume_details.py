@@ -355,7 +355,7 @@ def test_the_manifest_shows_no_rows_of_an_error(folder):
 
 
 @pytest.mark.parametrize("options", [{}, {"fresh": True}])
-@pytest.mark.parametrize("name", ["lock", "manifest.json", "journal.db"])
+@pytest.mark.parametrize("name", ["lock", "manifest.json", "journal.db", "batch_sizes.json"])
 def test_files_of_others_in_the_folder_of_a_run_are_left_alone(folder, name, options):
     theirs = folder / "run" / name
     theirs.parent.mkdir()

@@ -109,6 +109,7 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
         load_timeout=around.load_timeout,
         variables=_variables(spec, max(1, around.cores // place.copies)),
         devices=tuple({"CUDA_VISIBLE_DEVICES": device} for device in place.devices),
+        run_dir=around.run_dir,
     )
 
 

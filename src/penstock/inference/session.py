@@ -121,7 +121,7 @@ class InferenceSession:
         self._models: OneModel | ManyModels = OneModel(self._residents, self._front)
         if spec.by_key is not None:
             self._models = ManyModels(owner, self._residents, self._front, self._measures, spec.by_key)
-        self._kept = KeptSize()
+        self._kept = KeptSize(owner.around.run_dir)
         self._batches = 0
         self._closed = False
         if self._in_turn:

@@ -15,6 +15,8 @@ from penstock.errors import OutputError
 from penstock.io.folders import make_folder
 from penstock.journal.file import NAME, is_other_database, remove
 from penstock.journal.journal import Journal
+from penstock.models.kept_sizes import FILE as SIZES
+from penstock.models.kept_sizes import is_ours
 from penstock.options import ASIDE
 
 LOCK = "lock"
@@ -98,6 +100,7 @@ class RunDir:
             strangers += [] if _is_manifest(os.path.join(self.path, MANIFEST)) else [MANIFEST]
         elif is_other_database(os.path.join(self.path, NAME)):
             strangers.append(NAME)
+        strangers += [] if is_ours(os.path.join(self.path, SIZES)) else [SIZES]
         if strangers:
             self._release()
             raise OutputError(
@@ -152,7 +155,9 @@ def _check_files(path: str) -> None:
             wrong = f"belongs to another user (uid {found.st_uid})"
         elif not is_kind(found.st_mode):
             wrong = f"is not a {'folder' if name == ASIDE else 'file'} itself, but a link or something else"
-        elif found.st_mode & 0o022 and not name.startswith(MANIFEST):  # which has no pickles, and the mode of other files
+        elif found.st_mode & 0o022 and not name.startswith(
+            (MANIFEST, SIZES)
+        ):  # which have no pickles, and the mode of other files
             wrong = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):o})"
         else:
             continue
@@ -170,7 +175,7 @@ def is_of_run_dir(path: str, folder: str) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    return name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST))
+    return name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST, SIZES))
 
 
 def _is_manifest(path: str) -> bool:

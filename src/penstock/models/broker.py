@@ -92,7 +92,7 @@ class Broker:
         self._numbers = 0
         self._restarts = 0
         self._measures = Measures(spec.limits)  # that no client was told of
-        self._kept = KeptSize()
+        self._kept = KeptSize(spec.run_dir)
         self._noted = 0.0
         self._over = False
 

@@ -1,4 +1,5 @@
-"""Sizes of batches that searches on devices have found, kept for the next run: a file in the user's cache.
+"""Sizes of batches that searches on devices have found, kept for the next run: a file in the run's own folder, where it has
+one, and one in the user's cache.
 
 What is kept only says where a search begins, so nothing is lost with the file: one that is broken, or cannot be written, is
 ignored. Of two processes that write at the same time, one wins; readers see a whole file always.
@@ -30,7 +31,8 @@ class Searching(Protocol):
 class KeptSize:
     """What one search has found: read when the model is there, written whenever it has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_dir: str = "") -> None:
+        self._folders = [*([Path(run_dir)] if run_dir else []), cache()]  # the first that knows is believed
         self._key: str | None = None
         self._known: int | None = None  # what the file says
 
@@ -39,7 +41,8 @@ class KeptSize:
         if key is None:
             return
         if key != self._key:
-            self._key, self._known = key, read().get(key)
+            self._key = key
+            self._known = next((size for folder in self._folders if (size := read(folder).get(key)) is not None), None)
         if self._known is not None:
             search.begin_at(self._known, copy)
 
@@ -49,11 +52,12 @@ class KeptSize:
         if self._key is None or found is None or found == self._known:
             return False
         self._known = found
-        write(self._key, found)
+        for folder in self._folders:
+            write(folder, self._key, found)
         return True
 
 
-def folder() -> Path:
+def cache() -> Path:
     """Of Penstock's cache."""
     if own := os.environ.get("PENSTOCK_CACHE"):
         return Path(own)
@@ -62,10 +66,19 @@ def folder() -> Path:
     return Path("~/.cache/penstock").expanduser()
 
 
-def read() -> dict[str, int]:
-    """All that is kept, the oldest first."""
+def is_ours(path: str) -> bool:
+    """Whether a file may be replaced: it begins as ours do, or there is none."""
     try:
-        entries = json.loads((folder() / FILE).read_text())
+        with open(path, "rb") as file:
+            return file.read(3) in (b"", b"{}", b"{\n ")
+    except FileNotFoundError:
+        return True
+
+
+def read(folder: Path) -> dict[str, int]:
+    """All that is kept there, the oldest first."""
+    try:
+        entries = json.loads((folder / FILE).read_text())
         return {key: size for key, size in entries.items() if type(size) is int and size >= 1}
     except FileNotFoundError:
         return {}
@@ -74,17 +87,17 @@ def read() -> dict[str, int]:
         return {}
 
 
-def write(key: str, size: int) -> None:
+def write(folder: Path, key: str, size: int) -> None:
     """Keep it as the newest."""
     try:
-        entries = {**{other: kept for other, kept in read().items() if other != key}, key: size}
+        entries = {**{other: kept for other, kept in read(folder).items() if other != key}, key: size}
         newest = dict(list(entries.items())[-MOST:])
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder(), prefix=FILE, delete=False) as file:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=FILE, delete=False) as file:
             try:
                 json.dump(newest, file, indent=1)
                 file.flush()
-                os.replace(file.name, folder() / FILE)
+                os.replace(file.name, folder / FILE)
             except BaseException:
                 os.unlink(file.name)
                 raise

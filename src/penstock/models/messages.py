@@ -39,6 +39,7 @@ class HostSpec:
     grace: float = 2.0  # seconds without any client before it leaves
     budget: Budget | None = None  # for many models, by name; None: there is one
     own_limits: dict[str, tuple[BatchLimits, bool]] = field(default_factory=dict)  # of some of them, and whether by length
+    run_dir: str = ""  # of a run that can be resumed
 
 
 class Freed(NamedTuple):

@@ -22,6 +22,7 @@ class Surroundings:
     in_turn: bool = False  # of the threads of a process one runs at a time, while others wait for a host
     in_process: bool = False  # the run stays in the user's process
     seed: int | None = None  # of a deterministic run
+    run_dir: str = ""  # of a run that can be resumed
 
     @property
     def deterministic(self) -> bool:

@@ -105,6 +105,7 @@ def surroundings(options: RunOptions, machine: Machine, pools: Pools | None = No
         gpus=machine.gpus,
         in_process=pools is not None and pools.in_process,
         seed=options.split_seed,
+        run_dir=str(options.run_dir or ""),
     )
 
 
