@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,17 @@ def test_a_file_that_does_not_fit_is_refused_in_the_words_of_torch(change: str, 
     with pytest.raises(UsageError) as raised:
         loaded(LeftOver, weights, tmp_path / "model.pt")
     assert str(expected.value) in str(raised.value)
+
+
+def test_loading_does_not_import_the_compiler(tmp_path: Path) -> None:
+    torch.save(nn.Linear(3, 3).state_dict(), tmp_path / "model.pt")
+    code = f"""
+import sys, torch
+from penstock.handlers.pytorch import PytorchModelHandlerTensor
+before = set(sys.modules)
+model = {{"model_class": torch.nn.Linear, "model_params": {{"in_features": 3, "out_features": 3}}}}
+PytorchModelHandlerTensor(state_dict_path={str(tmp_path / "model.pt")!r}, **model).load_model()
+print([name for name in set(sys.modules) - before if name.startswith("torch._")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

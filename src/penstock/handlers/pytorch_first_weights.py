@@ -145,6 +145,10 @@ class _Waiting(NamedTuple):
 class _Operators(TorchDispatchMode):
     """All operators of this thread."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes a second and is not used here
+
     def __init__(self, first: FirstWeights) -> None:
         super().__init__()
         self._first = first
