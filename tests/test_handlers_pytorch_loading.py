@@ -26,7 +26,7 @@ class Plain(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.BatchNorm1d(4))
         nn.init.xavier_uniform_(self.layers[0].weight)
         self.layers[2].weight.data.normal_(std=0.02)
-        self.register_buffer("table", torch.empty(5))
+        self.register_buffer("table", torch.arange(5.0))
 
 
 class Tied(nn.Module):
@@ -130,10 +130,6 @@ def encoder() -> nn.Module:
 def with_norms() -> nn.Module:
     norms = nn.utils.parametrizations
     return nn.Sequential(norms.weight_norm(nn.Linear(3, 3)), norms.spectral_norm(nn.Linear(3, 3)))
-
-
-def scripted() -> nn.Module:
-    return torch.jit.script(nn.Linear(3, 3))
 
 
 def halves() -> nn.Module:

@@ -142,7 +142,7 @@ class _Waiting(NamedTuple):
         self.func(tensor, *self.numbers)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[misc]
     """All operators of this thread."""
 
     @classmethod
@@ -158,7 +158,7 @@ class _Operators(TorchDispatchMode):
             return self._first.run(func, args, kwargs or {})
 
 
-class _Methods(TorchFunctionMode):
+class _Methods(TorchFunctionMode):  # type: ignore[misc]
     """All methods and functions of tensors that this thread calls."""
 
     def __init__(self, first: FirstWeights) -> None:
