@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,6 +63,29 @@ class ReadsMemory(nn.Module):
         self.first = nn.Linear(3, 3)
         self.register_buffer("seen", torch.tensor(read(self.first.weight.detach())), persistent=False)
         self.last = nn.Linear(3, 3)
+
+
+class OfNumpy(nn.Module):
+    """Weights in memory that NumPy has: it sees what is drawn, and what is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn, self.memory = np.zeros(3, np.float32), np.zeros(3, np.float32)
+        self.first = nn.Linear(3, 3)
+        torch.from_numpy(drawn).uniform_()
+        self.register_buffer("drawn", torch.tensor(drawn), persistent=False)
+        self.register_buffer("table", torch.from_numpy(self.memory))
+        self.table += 1
+        self.last = nn.Linear(3, 3)
+
+
+class InInferenceMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        with torch.inference_mode():
+            flat = self.layer.weight.t().reshape(9)
+        self.register_buffer("flat", flat.clone(), persistent=False)
 
 
 def reads_numpy() -> nn.Module:
@@ -176,7 +200,7 @@ def ordinarily_loaded(make: Callable[..., nn.Module], path: Path, seed: int = 3)
     "make",
     [
         *(Plain, Tied, LooksAtItsWeights, LeftOver, Seeds, OfOtherTensors, FromAConstant, encoder, with_norms, halves),
-        *(channels_last, reads_numpy, reads_list, reads_copy, refuses_to_be_watched),
+        *(OfNumpy, InInferenceMode, channels_last, reads_numpy, reads_list, reads_copy, refuses_to_be_watched),
         *(lambda: nn.LSTM(3, 4, 2), lambda: nn.MultiheadAttention(4, 2)),
     ],
 )
@@ -192,6 +216,12 @@ def test_the_model_is_the_one_that_the_ordinary_way_gives(make: Any, dtype: torc
         assert torch.equal(found[name], tensor), name
         assert (found[name].dtype, found[name].stride(), type(found[name])) == (tensor.dtype, tensor.stride(), type(tensor))
     assert storages(model) == storages(expected)
+
+
+def test_memory_that_numpy_has_gets_the_weights_of_the_file(tmp_path: Path) -> None:
+    weights = {**OfNumpy().state_dict(), "table": torch.tensor([5.0, 6.0, 7.0])}
+    model = loaded(OfNumpy, weights, tmp_path / "model.pt")
+    assert model.memory.tolist() == [5.0, 6.0, 7.0]
 
 
 def test_weights_that_are_one_in_the_file_alone_are_two_in_the_model(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from the random state that they would have found; those that are never made leav
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -21,6 +22,7 @@ _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _ATEN = torch.ops.aten
 _DRAWS = frozenset((_ATEN.uniform_.default, _ATEN.normal_.default))
 _FILLS = frozenset((_ATEN.fill_.Scalar, _ATEN.zero_.default))  # wait behind a draw: the row of nn.Embedding's padding_idx
+_MAY_WAIT = _DRAWS | _FILLS
 _MEMORY = frozenset(("numpy", "tolist", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_")) | {
     *("__array__", "__dlpack__", "__deepcopy__", "__reduce_ex__", "__setstate__")
 }  # methods that reach a tensor's memory without an operator
@@ -78,12 +80,12 @@ class FirstWeights:
             self._overwrite(args[0])
             if _has_memory(args[1]) and _key(args[1]) in self._given and _may_take_over(args[0], args[1]):
                 return args[0].set_(args[1].untyped_storage(), 0, args[0].size(), args[0].stride())
-        elif self._waiting and not func.is_view and (_is_random(func) or self._is_any_unseen(args, kwargs)):
+        elif self._waiting and not _is_view(func) and (_is_random(func) or self._is_any_unseen(args, kwargs)):
             self._draw()
         return func(*args, **kwargs)
 
     def _can_wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._is_open or kwargs or func not in _DRAWS | _FILLS or not _is_plain(args[0]):
+        if self._is_open or kwargs or func not in _MAY_WAIT or not _is_plain(args[0]):
             return False
         return bool(args[0].is_contiguous() and args[0].numel()) if func in _DRAWS else self._is_unseen(args[0])
 
@@ -171,6 +173,14 @@ class _Methods(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Whether it only looks at where a tensor is, not at what is in it. Some that are made of others, such as reshape(), may
+    copy; they come here whole in inference mode."""
+    return bool(func.is_view) and not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@functools.cache
 def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
@@ -184,8 +194,10 @@ def _has_memory(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    tensor = value if _has_memory(value) else None
-    return tensor is not None and not tensor.is_quantized and not tensor.is_conj() and not tensor.is_neg()
+    """Whether it is numbers in memory that is torch's own: what NumPy or another process has, they may look at unseen."""
+    if not _has_memory(value) or value.is_quantized or value.is_conj() or value.is_neg():
+        return False
+    return bool(value.untyped_storage().resizable()) and not value.is_shared()
 
 
 def _key(tensor: torch.Tensor) -> int:
