@@ -16,6 +16,7 @@ from torch import nn
 
 from penstock.errors import UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
+from penstock.handlers.pytorch_first_weights import FirstWeights
 
 
 class Plain(nn.Module):
@@ -244,6 +245,16 @@ def test_first_weights_are_not_drawn_where_the_file_has_all(tmp_path: Path) -> N
     state = torch.get_rng_state()
     loaded(Plain, Plain().state_dict(), tmp_path / "model.pt")
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_was_read_is_not_copied_where_the_types_are_alike(tmp_path: Path) -> None:
+    model, first = FirstWeights.of(Plain)
+    torch.save(Plain().state_dict(), tmp_path / "model.pt")
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    first.load(model, weights)
+    assert {name: tensor.data_ptr() for name, tensor in tensors(model).items()} == {
+        name: tensor.data_ptr() for name, tensor in weights.items()
+    }
 
 
 def test_the_random_state_is_the_ordinary_one_where_a_draw_is_seen(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class FirstWeights:
         if self._can_wait(func, args, kwargs):
             self._wait(func, args)
             return args[0]
-        if func is _ATEN.copy_.default and not self._is_open and _is_whole(args[0]) and not self._is_unseen(args[1]):
+        if func is _ATEN.copy_.default and self._is_overwritten(*args[:2]):
             self._overwrite(args[0])
             if _has_memory(args[1]) and _key(args[1]) in self._given and _may_take_over(args[0], args[1]):
                 return args[0].set_(args[1].untyped_storage(), 0, args[0].size(), args[0].stride())
@@ -85,7 +85,7 @@ class FirstWeights:
         return func(*args, **kwargs)
 
     def _can_wait(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._is_open or kwargs or func not in _MAY_WAIT or not _is_plain(args[0]):
+        if self._is_open or kwargs or func not in _MAY_WAIT or not _is_own(args[0]):
             return False
         return bool(args[0].is_contiguous() and args[0].numel()) if func in _DRAWS else self._is_unseen(args[0])
 
@@ -107,6 +107,10 @@ class FirstWeights:
             if any(map(self._is_unseen, value)) if isinstance(value, (list, tuple)) else self._is_unseen(value):
                 return True
         return False
+
+    def _is_overwritten(self, tensor: torch.Tensor, by: object) -> bool:
+        """Whether nothing of what is there is left, or looked at."""
+        return not self._is_open and _is_own(tensor) and _is_whole(tensor) and not self._is_unseen(by)
 
     def _overwrite(self, tensor: torch.Tensor) -> None:
         """Nobody will see what was to be drawn there; who draws after it gets the numbers that come after it."""
@@ -194,10 +198,12 @@ def _has_memory(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is numbers in memory that is torch's own: what NumPy or another process has, they may look at unseen."""
-    if not _has_memory(value) or value.is_quantized or value.is_conj() or value.is_neg():
-        return False
-    return bool(value.untyped_storage().resizable()) and not value.is_shared()
+    return _has_memory(value) and not value.is_quantized and not value.is_conj() and not value.is_neg()
+
+
+def _is_own(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether its memory is torch's own: what NumPy or another process has, they may look at unseen."""
+    return _is_plain(value) and bool(value.untyped_storage().resizable()) and not value.is_shared()
 
 
 def _key(tensor: torch.Tensor) -> int:
