@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.errors import ModelLoadError
 from penstock.handlers.sklearn import SklearnModelHandlerNumpy
-from penstock.inference.loading_beside import NICENESS, load_beside
+from penstock.inference.loading_beside import NICENESS, load_beside, load_within
 
 OURS = SklearnModelHandlerNumpy("model.pickle", trusted=True)
 
@@ -47,3 +48,13 @@ def test_what_a_load_raises_is_raised():
     with pytest.raises(np.linalg.LinAlgError) as raised:
         load_beside(load, OURS)
     assert raised.value is error
+
+
+def test_a_load_that_does_not_end_is_given_up():
+    over = threading.Event()
+    try:
+        with pytest.raises(ModelLoadError, match=r"longer than the 0\.05 s that loading may take \(load_timeout\)"):
+            load_within(0.05, over.wait)
+    finally:
+        over.set()
+    assert load_within(60, over.wait) is True

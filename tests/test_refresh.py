@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import signal
+import threading
 import time
 import weakref
 from collections import Counter
@@ -390,6 +391,24 @@ def test_a_model_that_fails_for_all_its_first_rows_is_refused(tmp_path, some_pla
     assert set(check(tmp_path, answers)) == {"m1.json", "m3.json"}
     assert result.metrics.counter("model_refreshes_refused") == 1
     assert "rows of its first batch: ValueError: of another shape" in caplog.text
+
+
+def test_a_model_that_takes_too_long_to_load_is_refused(tmp_path, some_place, caplog):
+    options, *rest = some_place
+    script = [("m1.json", ("m2.json", {"add": None})), ("called-None", ("m3.json", {"add": 3000})), ("m3.json", None)]
+    answers, result = run(tmp_path, ({**options, "load_timeout": 3}, *rest), *script, kind=NeverLoads)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m3.json"}
+    assert result.metrics.counter("model_refreshes_refused") == 1
+    assert "m2.json was refused: it took longer than the 3 s that loading may take (load_timeout)" in caplog.text
+
+
+class NeverLoads(Add):
+    def load_model(self):
+        model = super().load_model()
+        while model["add"] is None and not os.path.exists(os.path.join(os.path.dirname(self.path), "enough")):
+            touch(os.path.dirname(self.path), "called-None")
+            threading.Event().wait(0.1)
+        return model
 
 
 @pytest.mark.parametrize("how", ["kills", "load kills"])

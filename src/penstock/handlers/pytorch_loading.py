@@ -84,21 +84,23 @@ class ModelSource:
 
         with hiding_secrets([self.path]), open_model_file(self.path) as file:
             if self.model_class is not None:
-                model = self._model_with_weights(self.model_class(**(self.model_params or {})), file)
-                return model.eval().requires_grad_(False).to(device)
+                return self._model_with_weights(self.model_class, file).eval().requires_grad_(False).to(device)
             if self.torch_script_model_path is not None:
                 options = {"map_location": device, **self.load_model_args}
                 return self._read("a TorchScript model", torch.jit.load, file, options).eval()
             program = self._read("an exported program", torch.export.load, file, self.load_model_args)
             return _on_device(program, device).module()
 
-    def _model_with_weights(self, model: torch.nn.Module, file: BinaryIO) -> torch.nn.Module:
+    def _model_with_weights(self, model_class: Callable[..., torch.nn.Module], file: BinaryIO) -> torch.nn.Module:
         import torch
 
+        from penstock.handlers.pytorch_first_weights import FirstWeights
+
+        model, first = FirstWeights.of(lambda: model_class(**(self.model_params or {})))
         options = {"map_location": "cpu", **self.load_model_args, "weights_only": True}
         weights = self._read("a state dict", torch.load, file, options)
         try:
-            model.load_state_dict(weights)
+            first.load(model, weights)
         except (RuntimeError, TypeError) as exc:
             raise UsageError(
                 f"the weights in {self.path!r} do not fit {type(model).__name__}; check state_dict_path, model_class "

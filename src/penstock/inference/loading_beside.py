@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.errors import ModelLoadError
 from penstock.inference.handler import ModelHandler
 
 T = TypeVar("T")
@@ -21,13 +22,23 @@ def load_beside(load: Callable[[], T], handler: ModelHandler[Any, Any, Any]) -> 
     classes of the user's own: threads and processes that load_model() leaves behind would have the low priority too."""
     if sys.platform != "linux" or not type(handler).load_model.__module__.startswith("penstock."):
         return load()
+
+    def run() -> T:
+        own = threading.get_native_id()
+        with contextlib.suppress(OSError):  # where that is forbidden
+            os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
+        return load()
+
+    return load_within(None, run)
+
+
+def load_within(seconds: float | None, load: Callable[[], T]) -> T:
+    """What load() returns, or raises, in a thread of its own. ModelLoadError if that takes longer: the thread goes on, and
+    nobody gets what it loads."""
     made: list[T] = []
     raised: list[BaseException] = []
 
     def run() -> None:
-        own = threading.get_native_id()
-        with contextlib.suppress(OSError):  # where that is forbidden
-            os.setpriority(os.PRIO_PROCESS, own, max(NICENESS, os.getpriority(os.PRIO_PROCESS, own)))
         try:
             made.append(load())
         except BaseException as exc:
@@ -35,7 +46,9 @@ def load_beside(load: Callable[[], T], handler: ModelHandler[Any, Any, Any]) -> 
 
     thread = threading.Thread(target=run, name="penstock-load", daemon=True)
     thread.start()
-    thread.join()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise ModelLoadError(f"it took longer than the {seconds:g} s that loading may take (load_timeout)")
     if raised:
         raise raised[0]
     return made[0]

@@ -92,6 +92,7 @@ class Refreshing(NamedTuple):
     refresh: Refresh
     holders: int = 1  # processes on this machine that each hold a copy, and change at the same time
     prepares_alike: bool = False  # how rows are prepared cannot change: versions that need that are refused
+    load_timeout: float | None = None  # seconds that loading a new version may take
 
 
 def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:

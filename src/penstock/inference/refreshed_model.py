@@ -24,14 +24,13 @@ from penstock.inference.live_versions import (
     Call,
     Live,
     Reports,
-    differing,
     free,
-    one_error,
     told_error,
     tried,
     untimed,
 )
 from penstock.inference.model import ModelCopy
+from penstock.inference.proving import Proving
 from penstock.inference.refresh import Refresh
 from penstock.inference.version_loading import VersionLoader
 from penstock.models.loading import LoadedModel
@@ -52,12 +51,14 @@ class RefreshedModel:
         reports: Reports,
         *,
         prepares_alike: bool = False,
+        load_timeout: float | None = None,
     ) -> None:
-        """prepares_alike: how rows are prepared cannot change; versions that need that are refused."""
+        """prepares_alike: how rows are prepared cannot change; versions that need that are refused. load_timeout: seconds
+        that loading may take, but for the first."""
         self.name = name
-        self._refresh = refresh
         self._reports = reports
-        self._loader = VersionLoader(name, make, refresh, reports, prepares_alike)
+        self._loader = VersionLoader(name, make, refresh, reports, prepares_alike, load_timeout)
+        self._proving = Proving(reports, refresh.compare, self._judge)
         self._loading = threading.Lock()  # whoever comes first loads the first version
         self._own = threading.local()  # whom to tell of a call, of each thread
         self._changed = threading.Condition()  # guards what follows
@@ -139,8 +140,8 @@ class RefreshedModel:
             if old is None and live.is_proven:
                 return call.on(live)
             if not live.copy.handler.retry_safe:
-                return self._proved_once(live, call)
-            made = self._proved_alone(live, call) if old is None else self._proved(live, old, call)
+                return self._proving.once(live, call)
+            made = self._proved_alone(live, call) if old is None else self._proving.beside(live, old, call)
         return made or self.outcomes(
             *call.for_another()[:5], holds_back=holds_back, read_again=read_again, prepared=prepared
         )
@@ -187,45 +188,6 @@ class RefreshedModel:
                 self._owed -= rows
                 return self._trial, serving
         return serving, None
-
-    def _proved(self, new: Live, old: Live, call: Call) -> Outcome:
-        """The answers of a version that has to prove itself, if it has one for each row; else those of the other."""
-        rows = row_count(call.batch)
-        with self._reports.at_work(new.version, "trial", rows):
-            made, why = tried(new, call)
-        if old.prepared != new.prepared:  # the one in service cannot be asked for these rows
-            if made is None or len(made.failures) == rows:
-                self._judge(new, rows, rows, why)
-                return Outcome([None] * rows, stale=old.version.number)
-            self._judge(new, rows, 0, "")
-            return call.for_another().on(new) if made.failures else made
-        failed = set(range(rows)) if made is None else set(made.failures)
-        if not failed and self._refresh.compare is None:
-            self._judge(new, rows, 0, "")
-            assert made is not None
-            return made
-        kept = call.for_another().on(old)
-        errors = failed - set(kept.failures)
-        if self._refresh.compare is not None and made is not None:
-            unlike, told = differing(self._refresh.compare, kept, made)
-            errors |= unlike
-            why = why or told
-        if len(kept.failures) < rows or not failed:  # rows that both fail for say nothing
-            self._judge(new, rows, len(errors), why)
-        return made if made is not None and not failed and not errors else kept
-
-    def _proved_once(self, new: Live, call: Call) -> Outcome:
-        """The answers of one whose rows may be passed to no other (retry_safe): what fails, fails."""
-        rows = row_count(call.batch)
-        new.is_proven = True
-        with self._reports.at_work(new.version, "trial", rows):
-            try:
-                made = call.on(new)
-            except Exception as exc:
-                self._judge(new, rows, rows, told_error(exc))
-                raise
-        self._judge(new, rows, len(made.failures), one_error(made))
-        return made
 
     def _proved_alone(self, first: Live, call: Call) -> Outcome | None:
         """The answers of the version that was loaded first, with nothing behind it: if it fails for all rows, the one before
@@ -365,7 +327,7 @@ class RefreshedModel:
             live = self._loader.try_to_load(version)
             if live is None and last is not None:
                 try:
-                    live = self._loader.load(last)
+                    live = self._loader.load(last, limited=True)
                 except BaseException as exc:
                     let_through(exc)
                     what = f"{self.name or 'the model'}: no version can be loaded any more"

@@ -86,9 +86,10 @@ class Residents:
         from penstock.inference.refreshed_model import RefreshedModel
 
         name = "" if model is None else str(model)
-        fixed = self._refreshing.prepares_alike
-        refresh, make = self._refreshing.refresh, lambda version: self._copy(model, version)
-        return RefreshedModel(name, make, refresh, self._refresher, prepares_alike=fixed)
+        told, make = self._refreshing, lambda version: self._copy(model, version)
+        return RefreshedModel(
+            name, make, told.refresh, self._refresher, prepares_alike=told.prepares_alike, load_timeout=told.load_timeout
+        )
 
     def _copy(self, model: Hashable, version: Version) -> ModelCopy:
         """A version of a model, which is not loaded."""

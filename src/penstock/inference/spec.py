@@ -90,7 +90,7 @@ class InferenceSpec:
         if self.refresh is None:
             return None
         holders = around.workers if copies is None else copies
-        return Refreshing(self.folder(around), key, self.refresh, holders=holders, prepares_alike=self.prepares_alike)
+        return Refreshing(self.folder(around), key, self.refresh, holders, self.prepares_alike, around.load_timeout)
 
     @property
     def prepares_alike(self) -> bool:

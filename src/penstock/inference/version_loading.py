@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from penstock.errors import ModelLoadError
 from penstock.inference.live_versions import Live, Reports, prepared_with, told_error
-from penstock.inference.loading_beside import load_beside
+from penstock.inference.loading_beside import load_beside, load_within
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.models.versions import ORIGINAL, REPLACED, Version, Wanted
@@ -25,12 +26,14 @@ class VersionLoader:
         refresh: Refresh,
         reports: Reports,
         prepares_alike: bool,
+        load_timeout: float | None = None,
     ) -> None:
         self._name = name
         self._make = make
         self._refresh = refresh
         self._reports = reports
         self._prepares_alike = prepares_alike
+        self._load_timeout = load_timeout
         self._prepared: tuple[str | None] | None = None  # with what rows are, once it was looked at
 
     def is_refused(self, version: Version) -> bool:
@@ -55,14 +58,15 @@ class VersionLoader:
 
     def try_to_load(self, version: Version, *, beside: bool = False) -> Live | None:
         try:
-            return self.load(version, beside=beside)
+            return self.load(version, beside=beside, limited=True)
         except BaseException as exc:
             let_through(exc)
             self.refuse(version, told_error(exc))
             return None
 
-    def load(self, version: Version, *, beside: bool = False) -> Live:
-        """Load a version, and check it. beside: batches run meanwhile, and come first."""
+    def load(self, version: Version, *, beside: bool = False, limited: bool = False) -> Live:
+        """Load a version, and check it. beside: batches run meanwhile, and come first. limited: it may take load_timeout;
+        the first load of a process has its limit elsewhere, if it has one."""
         if version == REPLACED:
             what = "the model that the handler describes was replaced while the run went on, and nothing else can be used"
             raise ModelLoadError(f"{self._name or 'the model'}: {what}; put one there that can, or start a new run")
@@ -73,7 +77,8 @@ class VersionLoader:
         with self._reports.at_work(version, "load"):
             copy = self._make(version)
             prepared = self._prepared_for(copy, version)
-            load_beside(copy.load, copy.handler) if beside else copy.load()
+            load = partial(load_beside, copy.load, copy.handler) if beside else copy.load
+            load_within(self._load_timeout, load) if limited else load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
                 raise ModelLoadError("its files were changed after it was found")
