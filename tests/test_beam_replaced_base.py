@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pickle
 import sys
+import types
 
 import apache_beam as beam
 import numpy as np
+import onnx
 import pytest
 import torch
+import transformers
+import xgboost
 from apache_beam.ml.inference import base as of_beam
-from apache_beam.ml.inference import pytorch_inference, sklearn_inference
+from apache_beam.ml.inference import onnx_inference, pytorch_inference, sklearn_inference
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
@@ -81,3 +86,95 @@ def test_beams_sklearn_handler_with_its_base_replaced(replaced, tmp_path):
     expected = [([float(number)], 3.0 * number) for number in range(20)]
     assert sorted(value[:2] for value in found.values_of()) == expected
     assert sorted((key, value[:2]) for key, value in found.values_of("keyed")) == [("key", each) for each in expected]
+
+
+def check_alike(handler_of, own, of_base, rows, folder):
+    """Beam's RunInference with Beam's module, and Penstock's with the one whose base is replaced."""
+
+    def program(base, p, folder):
+        handler = handler_of(own if base is of_penstock else of_base)
+        assert isinstance(handler, ps.ModelHandler) == (base is of_penstock)
+        return {"answers": p | beam.Create(rows) | base.RunInference(handler) | beam.Map(as_lists)}
+
+    expected = run(program, of_beam, str(folder)).values_of()
+    assert run(program, of_penstock, str(folder)).values_of() == expected
+    assert len(expected) == len(rows)
+    return expected
+
+
+def test_beams_onnx_handler_with_its_base_replaced(replaced, tmp_path):
+    path = str(tmp_path / "plus.onnx")
+    float_type, shape = onnx.TensorProto.FLOAT, [None, 2]
+    add = onnx.helper.make_node("Add", ["x", "one"], ["y"])
+    ends = [onnx.helper.make_tensor_value_info(name, float_type, shape) for name in ("x", "y")]
+    one = onnx.helper.make_tensor("one", float_type, [1], [1.0])
+    graph = onnx.helper.make_graph([add], "plus", ends[:1], ends[1:], [one])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    rows = [np.array([number, -number], dtype=np.float32) for number in range(20)]
+
+    def handler(module):
+        return module.OnnxModelHandlerNumpy(path, providers=["CPUExecutionProvider"], max_batch_size=9)
+
+    answers = check_alike(handler, replaced(onnx_inference), onnx_inference, rows, tmp_path)
+    assert [3.0, -3.0] in [example for example, _, _ in answers]
+    assert [4.0, -2.0] in [answer for _, answer, _ in answers]
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """A module of Beam's that imports packages which nothing here calls, and which are large or too old: these are empty."""
+
+    def load(name, **empty):
+        for package, names in empty.items():
+            missing = types.ModuleType(package)
+            vars(missing).update({each: type(each, (), {}) for each in names})
+            monkeypatch.setitem(sys.modules, package, missing)
+        monkeypatch.delitem(sys.modules, f"apache_beam.ml.inference.{name}", raising=False)
+        return importlib.import_module(f"apache_beam.ml.inference.{name}")
+
+    return load
+
+
+def test_beams_xgboost_handler_with_its_base_replaced(replaced, imported, tmp_path):
+    module = imported("xgboost_inference", datatable=["Frame"])
+    inputs = np.arange(40, dtype=float).reshape(20, 2)
+    model = xgboost.XGBRegressor(n_estimators=3, max_depth=2, n_jobs=1).fit(inputs, inputs.sum(axis=1))
+    path = str(tmp_path / "trees.json")
+    model.save_model(path)
+    rows = [row.reshape(1, 2) for row in inputs]
+
+    def handler(module):
+        return module.XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path, max_batch_size=9)
+
+    answers = check_alike(handler, replaced(module), module, rows, tmp_path)
+    assert len({str(answer) for _, answer, _ in answers}) > 2
+
+
+def test_beams_hugging_face_handler_with_its_base_replaced(replaced, imported, monkeypatch, tmp_path):
+    monkeypatch.setattr(transformers, "TFAutoModel", type("TFAutoModel", (), {}), raising=False)  # gone with version 5
+    module = imported("huggingface_inference", tensorflow=["Tensor"])
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=12, max_position_embeddings=8, num_labels=2, **sizes)
+    kind = transformers.BertForSequenceClassification
+    kind(config).eval().save_pretrained(tmp_path / "bert")
+    rows = [{"input_ids": torch.tensor([1, 2 + number % 10, 3])} for number in range(20)]
+
+    def handler(module):
+        return module.HuggingFaceModelHandlerKeyedTensor(str(tmp_path / "bert"), kind, "pt", max_batch_size=9)
+
+    def program(base, p, folder):
+        handler_of = handler(own if base is of_penstock else module)
+        answers = p | beam.Create(rows) | base.RunInference(handler_of)
+        return {"answers": answers | beam.Map(lambda found: (found.example["input_ids"].tolist(), logits_of(found)))}
+
+    own = replaced(module)
+    assert isinstance(handler(own), ps.ModelHandler)
+    expected = run(program, of_beam, str(tmp_path)).values_of()
+    assert run(program, of_penstock, str(tmp_path)).values_of() == expected
+    assert len(expected) == 20
+    assert len({str(logits) for _, logits in expected}) == 10
+
+
+def logits_of(found):
+    return [round(each, 3) for each in found.inference["logits"].tolist()]
