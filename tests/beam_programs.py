@@ -291,6 +291,10 @@ def sliding_windows(base, p, folder):
     return {"answers": timed(p) | beam.WindowInto(windows) | base.RunInference(adding(base)(1, max_batch_size=4))}
 
 
+def session_windows(base, p, folder):
+    return {"answers": timed(p) | beam.WindowInto(window.Sessions(5)) | base.RunInference(adding(base)(1))}
+
+
 def timed(p):
     return p | beam.Create(range(60)) | "Timed" >> beam.Map(lambda number: window.TimestampedValue(number, number))
 
@@ -373,6 +377,7 @@ PROGRAMS = [
     sklearn,
     fixed_windows,
     sliding_windows,
+    session_windows,
     monitored,
     monitored_functions,
     monitored_keys,

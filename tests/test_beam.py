@@ -27,6 +27,7 @@ from beam_programs import (
     fixed_windows,
     from_file,
     refresh_per_key,
+    session_windows,
     sliding_windows,
     timed,
     written,
@@ -70,7 +71,7 @@ def test_one_output_is_compared_in_each_place_of_failure(tmp_path):
     assert len(found["answers"]) == 40 - 7
 
 
-@pytest.mark.parametrize("program", [fixed_windows, sliding_windows])
+@pytest.mark.parametrize("program", [fixed_windows, sliding_windows, session_windows])
 def test_answers_keep_the_times_of_their_elements(program, tmp_path):
     """Elements of all windows share batches; in sliding ones each element is answered once for each of its windows."""
     found = run(program, of_penstock, str(tmp_path))
