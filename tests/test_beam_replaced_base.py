@@ -122,22 +122,24 @@ def test_beams_onnx_handler_with_its_base_replaced(replaced, tmp_path):
 
 
 @pytest.fixture
-def imported(monkeypatch):
-    """A module of Beam's that imports packages which nothing here calls, and which are large or too old: these are empty."""
+def imported(replaced, monkeypatch):
+    """A module of Beam's, and the same with its base replaced. It imports a package which nothing here calls, and which is
+    large: that is empty, and gone when the module is there."""
 
-    def load(name, **empty):
-        for package, names in empty.items():
-            missing = types.ModuleType(package)
-            vars(missing).update({each: type(each, (), {}) for each in names})
-            monkeypatch.setitem(sys.modules, package, missing)
+    def load(name, package, needed):
+        empty = types.ModuleType(package)
+        setattr(empty, needed, type(needed, (), {}))
         monkeypatch.delitem(sys.modules, f"apache_beam.ml.inference.{name}", raising=False)
-        return importlib.import_module(f"apache_beam.ml.inference.{name}")
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setitem(sys.modules, package, empty)
+            module = importlib.import_module(f"apache_beam.ml.inference.{name}")
+            return module, replaced(module)
 
     return load
 
 
-def test_beams_xgboost_handler_with_its_base_replaced(replaced, imported, tmp_path):
-    module = imported("xgboost_inference", datatable=["Frame"])
+def test_beams_xgboost_handler_with_its_base_replaced(imported, tmp_path):
+    module, own = imported("xgboost_inference", "datatable", "Frame")
     inputs = np.arange(40, dtype=float).reshape(20, 2)
     model = xgboost.XGBRegressor(n_estimators=3, max_depth=2, n_jobs=1).fit(inputs, inputs.sum(axis=1))
     path = str(tmp_path / "trees.json")
@@ -147,13 +149,13 @@ def test_beams_xgboost_handler_with_its_base_replaced(replaced, imported, tmp_pa
     def handler(module):
         return module.XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path, max_batch_size=9)
 
-    answers = check_alike(handler, replaced(module), module, rows, tmp_path)
+    answers = check_alike(handler, own, module, rows, tmp_path)
     assert len({str(answer) for _, answer, _ in answers}) > 2
 
 
-def test_beams_hugging_face_handler_with_its_base_replaced(replaced, imported, monkeypatch, tmp_path):
+def test_beams_hugging_face_handler_with_its_base_replaced(imported, monkeypatch, tmp_path):
     monkeypatch.setattr(transformers, "TFAutoModel", type("TFAutoModel", (), {}), raising=False)  # gone with version 5
-    module = imported("huggingface_inference", tensorflow=["Tensor"])
+    module, own = imported("huggingface_inference", "tensorflow", "Tensor")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.BertConfig(vocab_size=12, max_position_embeddings=8, num_labels=2, **sizes)
     kind = transformers.BertForSequenceClassification
@@ -168,7 +170,6 @@ def test_beams_hugging_face_handler_with_its_base_replaced(replaced, imported, m
         answers = p | beam.Create(rows) | base.RunInference(handler_of)
         return {"answers": answers | beam.Map(lambda found: (found.example["input_ids"].tolist(), logits_of(found)))}
 
-    own = replaced(module)
     assert isinstance(handler(own), ps.ModelHandler)
     expected = run(program, of_beam, str(tmp_path)).values_of()
     assert run(program, of_penstock, str(tmp_path)).values_of() == expected

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -220,6 +221,27 @@ def test_a_host_that_is_killed_costs_no_element(who, tmp_path):
     found = run(program, of_penstock, str(tmp_path), runner="threads")
     assert (tmp_path / "died").exists()
     assert sorted(found.values_of()) == list(range(1, 201))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("runner", ["processes", "external"])
+def test_a_worker_that_is_killed_fails_the_pipeline_and_leaves_nothing(runner, tests_importable, tmp_path):
+    """As these runners have it: they say so, and retry nothing. Other processes share the model of the killed one."""
+    command = [sys.executable, f"{HERE}/beam_killed_worker.py", str(tmp_path), runner]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (tmp_path / "died").exists()
+    assert done.returncode == 1
+    assert "Channel closed prematurely" in done.stderr
+    model, broker = map(int, (tmp_path / "hosts").read_text().split())
+    wait_until(lambda: not is_there(model) and not is_there(broker))
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
