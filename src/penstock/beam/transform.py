@@ -125,26 +125,30 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         return {**known, **super().annotations()}
 
     def expand(self, pcoll: Any) -> Any:
-        spec, after = self._spec, ()
-        if self._monitoring is not None:  # sees answers before the functions behind the model: these are steps of their own
-            spec, after = replace(spec, path=replace(spec.path, after=())), spec.path.after
-        made, failed = self._inferred(pcoll, spec)
-        if self._monitoring is not None:
-            with made.pipeline.transform_annotations(model_identifier=""):
-                made | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
-        for number, function in enumerate(after):
-            mapped = beam.Map(function)
-            if spec.handling is not None:
-                mapped = mapped.with_exception_handling(exc_class=spec.handling.exc_class)
-            made = made | f"BeamML_RunInference_Postprocess-{number}" >> mapped
-            if spec.handling is not None:
-                made, bad = made
-                failed.append(bad)
+        spec = self._spec
+        if self._monitoring is None:
+            made, failed = self._inferred(pcoll, spec)
+        else:
+            made, failed = self._monitored(pcoll, spec)
         if spec.handling is None:
             return made
         check_threshold(made, failed, spec.handling.threshold)
         before = spec.path.functions_before
         return made, RunInferenceDLQ(failed[before], failed[:before], failed[before + 1 :])
+
+    def _monitored(self, pcoll: Any, spec: InferenceSpec) -> tuple[Any, list[Any]]:
+        """The same where somebody sees answers before the functions behind the model: these are steps of their own."""
+        made, failed = self._inferred(pcoll, replace(spec, path=replace(spec.path, after=())))
+        with pcoll.pipeline.transform_annotations(model_identifier=""):
+            made | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
+        for number, function in enumerate(spec.path.after):
+            label, mapped = f"BeamML_RunInference_Postprocess-{number}", beam.Map(function)
+            if spec.handling is None:
+                made = made | label >> mapped
+            else:
+                made, bad = made | label >> mapped.with_exception_handling(exc_class=spec.handling.exc_class)
+                failed.append(bad)
+        return made, failed
 
     def _inferred(self, pcoll: Any, spec: InferenceSpec) -> tuple[Any, list[Any]]:
         """The answers, and what failed, by where it did: in the order in which a row could."""
