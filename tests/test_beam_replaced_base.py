@@ -155,6 +155,7 @@ def test_beams_xgboost_handler_with_its_base_replaced(imported, tmp_path):
 
 def test_beams_hugging_face_handler_with_its_base_replaced(imported, monkeypatch, tmp_path):
     monkeypatch.setattr(transformers, "TFAutoModel", type("TFAutoModel", (), {}), raising=False)  # gone with version 5
+    assert callable(transformers.pipeline)  # imported before there is something called tensorflow
     module, own = imported("huggingface_inference", "tensorflow", "Tensor")
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.BertConfig(vocab_size=12, max_position_embeddings=8, num_labels=2, **sizes)
