@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import transformers
 import xgboost
 from apache_beam.ml.inference import base as of_beam
 from apache_beam.ml.inference import onnx_inference, pytorch_inference, sklearn_inference
@@ -151,32 +150,3 @@ def test_beams_xgboost_handler_with_its_base_replaced(imported, tmp_path):
 
     answers = check_alike(handler, own, module, rows, tmp_path)
     assert len({str(answer) for _, answer, _ in answers}) > 2
-
-
-def test_beams_hugging_face_handler_with_its_base_replaced(imported, monkeypatch, tmp_path):
-    monkeypatch.setattr(transformers, "TFAutoModel", type("TFAutoModel", (), {}), raising=False)  # gone with version 5
-    assert callable(transformers.pipeline)  # imported before there is something called tensorflow
-    module, own = imported("huggingface_inference", "tensorflow", "Tensor")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    config = transformers.BertConfig(vocab_size=12, max_position_embeddings=8, num_labels=2, **sizes)
-    kind = transformers.BertForSequenceClassification
-    kind(config).eval().save_pretrained(tmp_path / "bert")
-    rows = [{"input_ids": torch.tensor([1, 2 + number % 10, 3])} for number in range(20)]
-
-    def handler(module):
-        return module.HuggingFaceModelHandlerKeyedTensor(str(tmp_path / "bert"), kind, "pt", max_batch_size=9)
-
-    def program(base, p, folder):
-        handler_of = handler(own if base is of_penstock else module)
-        answers = p | beam.Create(rows) | base.RunInference(handler_of)
-        return {"answers": answers | beam.Map(lambda found: (found.example["input_ids"].tolist(), logits_of(found)))}
-
-    assert isinstance(handler(own), ps.ModelHandler)
-    expected = run(program, of_beam, str(tmp_path)).values_of()
-    assert run(program, of_penstock, str(tmp_path)).values_of() == expected
-    assert len(expected) == 20
-    assert len({str(logits) for _, logits in expected}) == 10
-
-
-def logits_of(found):
-    return [round(each, 3) for each in found.inference["logits"].tolist()]
