@@ -145,14 +145,6 @@ def failing_rows(base, p, folder):
                 raise ValueError(f"{batch[0]} is a bad number")
             return [each / model.much for each in batch]
 
-    def refuse(bad, error):
-        def function(value):
-            if value == bad:
-                raise error(f"{value} is not for me")
-            return value
-
-        return function
-
     handler = (
         Halves()
         .with_preprocess_fn(refuse(5, KeyError))
@@ -168,6 +160,15 @@ def failing_rows(base, p, folder):
     return {name: each if name == "answers" else each | f"Told {name}" >> beam.Map(told) for name, each in outputs.items()}
 
 
+def refuse(bad, error):
+    def function(value):
+        if value == bad:
+            raise error(f"{value} is not for me")
+        return value
+
+    return function
+
+
 def told(failed):
     """Beam's dead letters of a model are batches, here of one."""
     row, (kind, text, traceback) = failed
@@ -177,8 +178,8 @@ def told(failed):
 
 def from_file(base):
     class FromFile(base.ModelHandler):
-        def __init__(self, path):
-            super().__init__()
+        def __init__(self, path, **settings):
+            super().__init__(**settings)
             self.path = path
 
         def load_model(self):
@@ -290,6 +291,10 @@ def sliding_windows(base, p, folder):
     return {"answers": timed(p) | beam.WindowInto(windows) | base.RunInference(adding(base)(1, max_batch_size=4))}
 
 
+def session_windows(base, p, folder):
+    return {"answers": timed(p) | beam.WindowInto(window.Sessions(5)) | base.RunInference(adding(base)(1))}
+
+
 def timed(p):
     return p | beam.Create(range(60)) | "Timed" >> beam.Map(lambda number: window.TimestampedValue(number, number))
 
@@ -303,6 +308,47 @@ def monitored(base, p, folder):
 
     step = base.RunInference(adding(base)(1)).with_monitoring_transform(Count())
     return {"answers": p | beam.Create(range(20)) | step}
+
+
+def monitored_functions(base, p, folder):
+    """It sees what the model gave; the functions behind it come later, and may fail."""
+    seen = []
+
+    class Keep(beam.PTransform):
+        def expand(self, answers):
+            seen.append(answers | beam.Map(lambda answer: answer))
+            return seen[0]
+
+    handler = adding(base)(1).with_preprocess_fn(refuse(7, KeyError)).with_postprocess_fn(refuse(5, ValueError))
+    step = base.RunInference(handler.with_postprocess_fn(refuse(6, TypeError)), monitoring_transform=Keep())
+    main, other = p | beam.Create(range(20)) | step.with_exception_handling()
+    outputs = {"answers": main, "seen": seen[0]}
+    for number, each in enumerate([*other.failed_preprocessing, *other.failed_postprocessing]):
+        outputs[f"failed {number}"] = each | f"Told {number}" >> beam.Map(told)
+    return outputs
+
+
+def monitored_keys(base, p, folder):
+    """Without handling of errors, and with keys."""
+    seen = []
+
+    class Keep(beam.PTransform):
+        def expand(self, answers):
+            seen.append(answers | beam.Map(lambda answer: answer))
+            return seen[0]
+
+    handler = base.KeyedModelHandler(adding(base)(1)).with_postprocess_fn(lambda pair: (pair[0], str(pair[1])))
+    rows = p | beam.Create([("ab"[number % 2], number) for number in range(10)])
+    answers = rows | base.RunInference(handler).with_monitoring_transform(Keep())
+    return {"answers": answers, "seen": seen[0]}
+
+
+def changed_in_place(base, p, folder):
+    """A step is changed by the methods that say how it handles errors; what they give back need not be used."""
+    step = base.RunInference(adding(base)(1, max_batch_size=1))
+    step.with_exception_handling()
+    main, other = p | beam.Create([1, 2, "three"]) | step
+    return {"answers": main, "failed": other.failed_inferences | beam.Map(told)}
 
 
 def shared_model(base, p, folder):
@@ -331,6 +377,10 @@ PROGRAMS = [
     sklearn,
     fixed_windows,
     sliding_windows,
+    session_windows,
     monitored,
+    monitored_functions,
+    monitored_keys,
+    changed_in_place,
     shared_model,
 ]

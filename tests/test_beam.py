@@ -12,6 +12,7 @@ import pytest
 import torch
 from apache_beam.ml.inference import base as of_beam
 from apache_beam.ml.inference import pytorch_inference
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import resources
 
@@ -26,11 +27,13 @@ from beam_programs import (
     fixed_windows,
     from_file,
     refresh_per_key,
+    session_windows,
     sliding_windows,
     timed,
     written,
 )
 from beam_runs import RUNNERS, counters, distributions, run
+from penstock.beam.siblings import workers_of
 from penstock.errors import TooManyFailuresError, UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 
@@ -68,7 +71,7 @@ def test_one_output_is_compared_in_each_place_of_failure(tmp_path):
     assert len(found["answers"]) == 40 - 7
 
 
-@pytest.mark.parametrize("program", [fixed_windows, sliding_windows])
+@pytest.mark.parametrize("program", [fixed_windows, sliding_windows, session_windows])
 def test_answers_keep_the_times_of_their_elements(program, tmp_path):
     """Elements of all windows share batches; in sliding ones each element is answered once for each of its windows."""
     found = run(program, of_penstock, str(tmp_path))
@@ -248,6 +251,36 @@ def test_resource_hints_become_beams(base, wrapped):
     assert resources.parse_resource_hints(expected) in hints
 
 
+# What is promised by name.
+
+PROMISED = [
+    *("RunInference", "ModelHandler", "RemoteModelHandler", "KeyedModelHandler", "MaybeKeyedModelHandler"),
+    *("KeyModelMapping", "KeyModelPathMapping", "ModelMetadata", "PredictionResult", "RunInferenceDLQ", "RateLimitExceeded"),
+]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_name_that_programs_import_is_there(name):
+    assert isinstance(getattr(of_beam, name), type)
+    assert isinstance(getattr(of_penstock, name), type)
+    assert name in dir(of_penstock)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="'penstock.beam' has no attribute 'RunInferense'"):
+        of_penstock.RunInferense  # noqa: B018
+
+
+def test_annotations_are_beams():
+    def annotated(base):
+        step = base.RunInference(Sizes(), model_identifier="one").with_monitoring_transform(beam.Map(print))
+        return {name: str(value) for name, value in step.annotations().items() if "monitoring" not in name}
+
+    assert annotated(of_penstock).keys() >= annotated(of_beam).keys()
+    assert annotated(of_penstock)["model_identifier"] == "one"
+    assert annotated(of_penstock)["model_handler_type"].endswith(".Sizes")
+
+
 # What is refused.
 
 
@@ -365,3 +398,21 @@ def test_from_callable_and_assert_that():
     with beam.Pipeline(runner=RUNNERS["process"][0]()) as p:
         answers = p | beam.Create([1, 2]) | of_penstock.RunInference.from_callable(adding(of_penstock), much=4)
         assert_that(answers, equal_to([5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ([], 1),
+        (["--direct_num_workers=3"], 1),
+        (["--direct_num_workers=3", "--direct_running_mode=multi_threading"], 1),
+        (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3),
+        (["--direct_num_workers=0", "--direct_running_mode=multi_processing"], os.cpu_count()),
+        (["--environment_type=PROCESS", "--sdk_worker_parallelism=4"], 4),
+        (["--environment_type=PROCESS"], 1),
+        (["--environment_type=DOCKER", "--sdk_worker_parallelism=4"], 1),
+    ],
+)
+def test_processes_of_a_machine_that_options_name(options, workers):
+    """Those that see one folder: containers do not."""
+    assert workers_of(PipelineOptions(options)) == workers

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pickle
 import sys
+import types
 
 import apache_beam as beam
 import numpy as np
+import onnx
 import pytest
 import torch
+import xgboost
 from apache_beam.ml.inference import base as of_beam
-from apache_beam.ml.inference import pytorch_inference, sklearn_inference
+from apache_beam.ml.inference import onnx_inference, pytorch_inference, sklearn_inference
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
@@ -81,3 +85,68 @@ def test_beams_sklearn_handler_with_its_base_replaced(replaced, tmp_path):
     expected = [([float(number)], 3.0 * number) for number in range(20)]
     assert sorted(value[:2] for value in found.values_of()) == expected
     assert sorted((key, value[:2]) for key, value in found.values_of("keyed")) == [("key", each) for each in expected]
+
+
+def check_alike(handler_of, own, of_base, rows, folder):
+    """Beam's RunInference with Beam's module, and Penstock's with the one whose base is replaced."""
+
+    def program(base, p, folder):
+        handler = handler_of(own if base is of_penstock else of_base)
+        assert isinstance(handler, ps.ModelHandler) == (base is of_penstock)
+        return {"answers": p | beam.Create(rows) | base.RunInference(handler) | beam.Map(as_lists)}
+
+    expected = run(program, of_beam, str(folder)).values_of()
+    assert run(program, of_penstock, str(folder)).values_of() == expected
+    assert len(expected) == len(rows)
+    return expected
+
+
+def test_beams_onnx_handler_with_its_base_replaced(replaced, tmp_path):
+    path = str(tmp_path / "plus.onnx")
+    float_type, shape = onnx.TensorProto.FLOAT, [None, 2]
+    add = onnx.helper.make_node("Add", ["x", "one"], ["y"])
+    ends = [onnx.helper.make_tensor_value_info(name, float_type, shape) for name in ("x", "y")]
+    one = onnx.helper.make_tensor("one", float_type, [1], [1.0])
+    graph = onnx.helper.make_graph([add], "plus", ends[:1], ends[1:], [one])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    rows = [np.array([number, -number], dtype=np.float32) for number in range(20)]
+
+    def handler(module):
+        return module.OnnxModelHandlerNumpy(path, providers=["CPUExecutionProvider"], max_batch_size=9)
+
+    answers = check_alike(handler, replaced(onnx_inference), onnx_inference, rows, tmp_path)
+    assert [3.0, -3.0] in [example for example, _, _ in answers]
+    assert [4.0, -2.0] in [answer for _, answer, _ in answers]
+
+
+@pytest.fixture
+def imported(replaced, monkeypatch):
+    """A module of Beam's, and the same with its base replaced. It imports a package which nothing here calls, and which is
+    large: that is empty, and gone when the module is there."""
+
+    def load(name, package, needed):
+        empty = types.ModuleType(package)
+        setattr(empty, needed, type(needed, (), {}))
+        monkeypatch.delitem(sys.modules, f"apache_beam.ml.inference.{name}", raising=False)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setitem(sys.modules, package, empty)
+            module = importlib.import_module(f"apache_beam.ml.inference.{name}")
+            return module, replaced(module)
+
+    return load
+
+
+def test_beams_xgboost_handler_with_its_base_replaced(imported, tmp_path):
+    module, own = imported("xgboost_inference", "datatable", "Frame")
+    inputs = np.arange(40, dtype=float).reshape(20, 2)
+    model = xgboost.XGBRegressor(n_estimators=3, max_depth=2, n_jobs=1).fit(inputs, inputs.sum(axis=1))
+    path = str(tmp_path / "trees.json")
+    model.save_model(path)
+    rows = [row.reshape(1, 2) for row in inputs]
+
+    def handler(module):
+        return module.XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path, max_batch_size=9)
+
+    answers = check_alike(handler, own, module, rows, tmp_path)
+    assert len({str(answer) for _, answer, _ in answers}) > 2

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,9 +20,10 @@ from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPool
 import beam_programs
 import penstock as ps
 import penstock.beam as of_penstock
-from beam_programs import Weights, adding, failing_rows, model_per_key, plain
+from beam_programs import Weights, adding, failing_rows, from_file, model_per_key, plain, written
 from beam_runs import RUNNERS, counters, run
 from penstock.beam import process_sessions
+from penstock.models.rendezvous import run_folder
 
 HERE = str(Path(__file__).parent)
 
@@ -31,12 +33,19 @@ for module in (sys.modules[__name__], beam_programs):
 
 @pytest.fixture(autouse=True)
 def nothing_left(descendants, caplog):
-    """After each test: no process of its own, and no session."""
+    """After each test: no process of its own, no session, and no file of one."""
+    before = folders()
     yield
     caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
     wait_until(lambda: process_sessions._pipelines == {})
+    wait_until(lambda: folders() <= before)
+
+
+def folders():
+    """Those of runs whose processes may come and go."""
+    return {path.parent.name for path in Path(run_folder("any")).parent.glob("*/users")}
 
 
 def is_zombie_of_beam(pid):
@@ -146,6 +155,43 @@ def test_external_workers(tests_importable, tmp_path):
     check_processes(found, tmp_path)
 
 
+class Imports(of_penstock.ModelHandler):
+    """Whether the process of the model has imported Beam."""
+
+    def load_model(self):
+        return {"apache_beam" in sys.modules}
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [(each, *model) for each in batch]
+
+
+def test_the_process_of_a_model_does_not_import_beam(tmp_path):
+    """It would take longer than all else."""
+
+    def program(base, p, folder):
+        return {"answers": p | beam.Create([1]) | base.RunInference(Imports(large_model=True))}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == [(1, False)]
+
+
+def refreshed(base, p, folder):
+    """A model that changes, in each process and in a host."""
+    old, new = written(folder, "old.json", 1), written(folder, "new.json", 1000)
+    metadata = p | "Versions" >> beam.Create([base.ModelMetadata(model_id=new, model_name="new")])
+    rows = p | beam.Create(range(40)) | beam.Reshuffle()
+    handlers = {"each": from_file(base)(old), "large": from_file(base)(old, large_model=True)}
+    return {
+        name: rows | name >> base.RunInference(handler, model_metadata_pcoll=metadata) for name, handler in handlers.items()
+    }
+
+
+@pytest.mark.parametrize("runner", ["process", "processes"])
+def test_a_model_that_changes_leaves_no_file(runner, tests_importable, tmp_path):
+    """Workers that the runner kills leave some: they go with the pipeline, at the latest when the next one starts."""
+    found = run(refreshed, of_penstock, str(tmp_path), runner=runner)
+    assert sorted(found.values_of("each")) == sorted(found.values_of("large")) == list(range(1000, 1040))
+
+
 # Deaths.
 
 
@@ -175,6 +221,32 @@ def test_a_host_that_is_killed_costs_no_element(who, tmp_path):
     found = run(program, of_penstock, str(tmp_path), runner="threads")
     assert (tmp_path / "died").exists()
     assert sorted(found.values_of()) == list(range(1, 201))
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_fails_the_pipeline_and_leaves_nothing(tests_importable, tmp_path):
+    """As these runners have it: they say so, and retry nothing. Other processes share the model of the killed one."""
+    started = {}
+    for runner in ("processes", "external"):  # at the same time: what takes long is to import Beam
+        folder = tmp_path / runner
+        folder.mkdir()
+        command = [sys.executable, f"{HERE}/beam_killed_worker.py", str(folder), runner]
+        started[folder] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for folder, process in started.items():
+        _, errors = process.communicate(timeout=240)
+        assert (folder / "died").exists(), errors
+        assert process.returncode == 1
+        assert "Channel closed prematurely" in errors
+        hosts = [int(pid) for pid in (folder / "hosts").read_text().split()]
+        wait_until(lambda hosts=hosts: not any(map(is_there, hosts)))
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])

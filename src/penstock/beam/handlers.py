@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from apache_beam.ml.inference import base
 
 from penstock.errors import UsageError
 from penstock.inference import keyed
-from penstock.inference.handler import ExampleT, ModelHandler, ModelT, PredictionT, is_prebatched, variables_of
+from penstock.inference.handler import ModelHandler
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.rows import PredictionResult
 
@@ -105,28 +104,6 @@ class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
         super().__init__(from_beam(unkeyed))
 
 
-class BeamBase(ModelHandler[ExampleT, PredictionT, ModelT]):
-    """Penstock's ModelHandler with what else Beam's has, for handlers whose base is replaced."""
-
-    def __init__(self, *, batch_bucket_boundaries: Sequence[int] | None = None, **settings: Any) -> None:
-        """batch_bucket_boundaries: accepted; rows of like length are found without them (batch_length_fn)."""
-        super().__init__(**settings)
-
-    def should_skip_batching(self) -> bool:
-        return is_prebatched(self)
-
-    def set_environment_vars(self) -> None:
-        os.environ.update(variables_of(self))
-
-    def override_metrics(self, metrics_namespace: str = "") -> bool:
-        """False: what is counted is what Penstock counts."""
-        return False
-
-    def should_garbage_collect_on_timeout(self) -> bool:
-        """True: a process whose model took too long is ended, with the model."""
-        return True
-
-
 class BeamModelHandler(ModelHandler[Any, Any, Any]):
     """A handler of Beam's, asked for all that it says of itself. It may never have called super().__init__()."""
 
@@ -161,6 +138,9 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
 
     def get_metrics_namespace(self) -> str:
         return str(self.beam.get_metrics_namespace())
+
+    def override_metrics(self, metrics_namespace: str = "") -> bool:
+        return bool(self.beam.override_metrics(metrics_namespace))
 
     def get_resource_hints(self) -> Mapping[str, Any]:
         return dict(self.beam.get_resource_hints())

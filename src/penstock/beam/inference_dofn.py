@@ -19,6 +19,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
+from penstock.beam.metric_names import naming_of
 from penstock.beam.versions import announce
 from penstock.blocks import rows_of, size_of
 from penstock.inference.in_flight import Made
@@ -33,11 +34,13 @@ SAMPLED_EVERY = 16  # rows whose bytes are counted
 class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     """Elements in, answers out, one for each; failures to the outputs that the spec names."""
 
-    def __init__(self, spec: InferenceSpec, step: str, run: str) -> None:
-        """step: names the session, errors and metrics. run: the id of the pipeline, by which processes find each other."""
+    def __init__(self, spec: InferenceSpec, step: str, run: str, workers: int = 1) -> None:
+        """step: names the session, errors and metrics. run: the id of the pipeline, by which processes find each other;
+        workers: how many there are on a machine, if that is known."""
         self._spec = spec
         self._step = step
         self._run = run
+        self._workers = workers
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
@@ -47,7 +50,8 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
 
     def _open(self) -> process_sessions.Hold:
         if self._hold is None:
-            self._hold, self._finalizer = process_sessions.opened(self._run, self)
+            self._hold, self._finalizer = process_sessions.opened(self._run, self, self._workers)
+            self._naming = naming_of(self._spec, self._step, self._hold.held.sessions.around)
         return self._hold
 
     def teardown(self) -> None:
@@ -89,7 +93,8 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         with self._abandoning():
             for made in hold.stream.finish():
                 yield from self._out(made)
-        hold.held.metrics.report(self._step, hold.stream.metrics, hold.held.sessions.drain_metrics())
+        measured = hold.stream.metrics, hold.held.sessions.drain_metrics()
+        hold.held.metrics.report(self._step, self._naming, hold.stream.by_model, *measured)
         hold.abandon()
 
     def _push(self, at_hand: WindowedValue | None = None) -> list[Any]:

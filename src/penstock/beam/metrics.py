@@ -6,6 +6,7 @@ import threading
 
 from apache_beam.metrics import Metrics as BeamMetrics
 
+from penstock.beam.metric_names import Naming, Rows
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
 
 
@@ -17,17 +18,22 @@ class StepMetrics:
         self._lock = threading.Lock()  # guards what waits
         self._waiting: dict[str, Metrics] = {}
 
-    def report(self, step: str, *measured: Metrics) -> None:
-        """Count what was measured for this step; the rest waits for its own."""
+    def report(self, step: str, naming: Naming | None, rows: Rows, *measured: Metrics) -> None:
+        """Count what was measured for this step, of a bundle whose rows these models have answered; the rest waits for its
+        own."""
         with self._lock:
             for metrics in measured:
-                for key in {*metrics.counters, *metrics.distributions}:
+                for key in {*metrics.counters, *metrics.distributions, *metrics.models}:
                     waiting = self._waiting.setdefault(key.step, Metrics())
                     if key in metrics.counters:
                         waiting.count(key, metrics.counters[key])
                     if key in metrics.distributions:
                         waiting.distribution_of(key).merge(metrics.distributions[key])
+                    if key in metrics.models:
+                        waiting.used(key, metrics.models[key])
             due = self._waiting.pop(step, Metrics())
+        if naming is not None:
+            due = naming(due, rows)
         for key, count in due.counters.items():
             BeamMetrics.counter(key.namespace, key.name).inc(count)
         for key, distribution in due.distributions.items():

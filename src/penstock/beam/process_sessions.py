@@ -13,6 +13,7 @@ from penstock.beam.metrics import StepMetrics
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.lane import Caller
 from penstock.inference.session import Sessions
+from penstock.models.folder_use import FolderUse
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings
 from penstock.models.rendezvous import await_hosts, run_folder
@@ -30,6 +31,7 @@ class PipelineSessions:
 
     run: str
     sessions: Sessions
+    folder: FolderUse
     metrics: StepMetrics = field(default_factory=StepMetrics)
     users: int = 0  # steps, each copied for a thread, that were set up and not torn down
     own: threading.local = field(default_factory=threading.local)
@@ -60,10 +62,10 @@ class Hold:
         _closed(self.held)
 
 
-def opened(run: str, user: Any) -> tuple[Hold, weakref.finalize[..., Any]]:
+def opened(run: str, user: Any, workers: int = 1) -> tuple[Hold, weakref.finalize[..., Any]]:
     """Those of a pipeline, with one more user, and what is to be detached when that is torn down. Runners that drop one
     whose bundle failed may never do so: then it counts as gone when nothing refers to it."""
-    hold = Hold(_opened(run))
+    hold = Hold(_opened(run, workers))
     # Users may be collected anywhere, also by a thread that holds locks: the queue needs none.
     finalizer = weakref.finalize(user, _left.put, hold)
     finalizer.atexit = False
@@ -75,16 +77,16 @@ def _release_left() -> None:
         _left.get().release()
 
 
-def _opened(run: str) -> PipelineSessions:
+def _opened(run: str, workers: int) -> PipelineSessions:
     with _lock:
         if not _releasing:
             _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
             _releasing[0].start()
         found = _pipelines.get(run)
         if found is None:
-            cores = os.cpu_count() or 1
-            around = Surroundings(folder=run_folder(run), cores=cores, gpus=visible_gpus())
-            found = _pipelines[run] = PipelineSessions(run, Sessions(Metrics(), around))
+            cores, folder = os.cpu_count() or 1, FolderUse(run_folder(run))
+            around = Surroundings(folder=folder.folder, workers=workers, cores=cores, gpus=visible_gpus())
+            found = _pipelines[run] = PipelineSessions(run, Sessions(Metrics(), around), folder)
         found.users += 1
         return found
 
@@ -97,4 +99,10 @@ def _closed(held: PipelineSessions) -> None:
             return
         del _pipelines[held.run]
     held.sessions.close(wait=False)
-    threading.Thread(target=await_hosts, args=(held.sessions.around.folder,), daemon=True).start()
+    threading.Thread(target=_leave, args=(held.folder,), daemon=True).start()
+
+
+def _leave(used: FolderUse) -> None:
+    """When the hosts that this process has started are gone."""
+    await_hosts(used.folder)
+    used.leave()

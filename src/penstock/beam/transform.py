@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 import time
 import weakref
@@ -14,12 +13,14 @@ import apache_beam as beam
 
 from penstock.beam.handlers import check_can_change, from_beam
 from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
+from penstock.beam.siblings import workers_of
 from penstock.beam.thresholds import check_threshold
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
-from penstock.inference.path import FAILED_INFERENCES, failed_postprocessing, failed_preprocessing
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec, check_shared_models
+from penstock.models.folder_use import remove_if_unused
+from penstock.models.rendezvous import run_folder
 
 MAIN = "main"
 _pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
@@ -79,9 +80,12 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         handler = from_beam(model_handler)
         if changes:
             check_can_change(handler)
-        self._spec = InferenceSpec.of(
+        spec = InferenceSpec.of(
             handler, inference_args, metrics_namespace, model_identifier=model_identifier, refresh=refresh
         )
+        each = spec.by_key is not None and spec.by_key.is_listed
+        self._spec = replace(spec, counts_models=each if spec.by_key is not None else changes)
+        self._given = model_handler
         self._monitoring = monitoring_transform
         self._hints = _hints_of(self._spec.handler)
 
@@ -90,10 +94,9 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         return cls(model_handler_provider(**kwargs))
 
     def with_monitoring_transform(self, monitoring_transform: Any) -> RunInference:
-        """This step, with a transform that gets a copy of the answers as the model gave them."""
-        changed = copy.copy(self)
-        changed._monitoring = monitoring_transform
-        return changed
+        """This step, with a transform that gets a copy of the answers as the model gave them, before functions behind it."""
+        self._monitoring = monitoring_transform
+        return self
 
     def with_exception_handling(
         self,
@@ -106,37 +109,62 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         """This step for elements that may fail: it gives `(main, other)`, with what failed in `other` (RunInferenceDLQ),
         element by element. `threshold` counts elements."""
         handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
-        changed = copy.copy(self)
-        changed._spec = replace(self._spec, handling=handling)
-        return changed
+        self._spec = replace(self._spec, handling=handling)
+        return self
+
+    def annotations(self) -> dict[str, Any]:
+        """As of Beam's: what is known of the model, for whoever looks at the pipeline."""
+        given, spec = self._given, self._spec
+        known = {
+            "model_handler": str(given),
+            "model_handler_type": f"{type(given).__module__}.{type(given).__qualname__}",
+            "model_identifier": spec.model_identifier or spec.id,
+        }
+        if self._monitoring is not None:
+            known["monitoring_transform"] = str(self._monitoring)
+        return {**known, **super().annotations()}
 
     def expand(self, pcoll: Any) -> Any:
         spec = self._spec
-        if self._monitoring is not None and spec.path.functions_after:
-            raise UsageError("monitoring_transform= sees answers before postprocess functions: put these into a beam.Map")
+        if self._monitoring is None:
+            made, failed = self._inferred(pcoll, spec)
+        else:
+            made, failed = self._monitored(pcoll, spec)
+        if spec.handling is None:
+            return made
+        check_threshold(made, failed, spec.handling.threshold)
+        before = spec.path.functions_before
+        return made, RunInferenceDLQ(failed[before], failed[:before], failed[before + 1 :])
+
+    def _monitored(self, pcoll: Any, spec: InferenceSpec) -> tuple[Any, list[Any]]:
+        """The same where somebody sees answers before the functions behind the model: these are steps of their own."""
+        made, failed = self._inferred(pcoll, replace(spec, path=replace(spec.path, after=())))
+        with pcoll.pipeline.transform_annotations(model_identifier=""):
+            made | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
+        for number, function in enumerate(spec.path.after):
+            label, mapped = f"BeamML_RunInference_Postprocess-{number}", beam.Map(function)
+            if spec.handling is None:
+                made = made | label >> mapped
+            else:
+                made, bad = made | label >> mapped.with_exception_handling(exc_class=spec.handling.exc_class)
+                failed.append(bad)
+        return made, failed
+
+    def _inferred(self, pcoll: Any, spec: InferenceSpec) -> tuple[Any, list[Any]]:
+        """The answers, and what failed, by where it did: in the order in which a row could."""
         step = self.label or type(self).__name__
         versions = self._versions(pcoll.pipeline)
         kind = InferenceDoFn if versions is None else RefreshedInferenceDoFn
-        steps = _pipelines.setdefault(pcoll.pipeline, _PipelineSteps())
+        steps = _steps_of(pcoll.pipeline)
         steps.specs[f"{step} {spec.id}"] = spec
         check_shared_models(steps.specs)
-        do_fn = kind(spec, f"{step} {spec.id}", steps.run)
+        do_fn = kind(spec, f"{step} {spec.id}", steps.run, workers_of(pcoll.pipeline.options))
         inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
-            answers = pcoll | "BeamML_RunInference" >> inference
-            self._monitor(answers)
-            return answers
+            return pcoll | "BeamML_RunInference" >> inference, []
         tags = spec.path.failure_tags()
         made = pcoll | "BeamML_RunInference" >> inference.with_outputs(*tags, main=MAIN)
-        self._monitor(made[MAIN])
-        check_threshold(made[MAIN], [made[tag] for tag in tags], spec.handling.threshold)
-        path = spec.path
-        other = RunInferenceDLQ(
-            made[FAILED_INFERENCES],
-            [made[failed_preprocessing(number)] for number in range(path.functions_before)],
-            [made[failed_postprocessing(number)] for number in range(path.functions_after)],
-        )
-        return made[MAIN], other
+        return made[MAIN], [made[tag] for tag in tags]
 
     def _versions(self, pipeline: Any) -> Any:
         """The side input that new versions of the model come by, if it changes."""
@@ -147,9 +175,13 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
             metadata = pipeline | WatchFilePattern(file_pattern=self._pattern, **self._timing)
         return None if metadata is None else beam.pvalue.AsSingleton(metadata)
 
-    def _monitor(self, answers: Any) -> None:
-        if self._monitoring is not None:
-            answers | "BeamML_RunInference_MonitoringOutlet" >> self._monitoring
+
+def _steps_of(pipeline: Any) -> _PipelineSteps:
+    if pipeline not in _pipelines:
+        steps = _pipelines[pipeline] = _PipelineSteps()
+        # Worker processes that the runner kills leave files behind: these go with the pipeline, or with this process.
+        weakref.finalize(pipeline, remove_if_unused, run_folder(steps.run))
+    return _pipelines[pipeline]
 
 
 def _hints_of(handler: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +59,7 @@ class InferenceStream:
         """`copies`: of the model that this process has to keep busy. `window`: rows in flight, of many models."""
         self.rows_in = 0  # that came to the model, or failed before it
         self.metrics = Metrics()  # of these rows: they count when the bundle does
+        self.by_model: Counter[tuple[str, str | None]] = Counter()  # rows by name and id of the model, if asked for
         self._spec = spec
         self._step = lane.step
         self._path = spec.path
@@ -258,6 +259,8 @@ class InferenceStream:
         if self._spec.refresh is not None:
             answered = ticket.model_ids(without(range(pending.rows), ticket.failures))
             self.metrics.answered_by(self._step, self._spec.metrics_namespace, answered)
+        if self._spec.counts_models:
+            self.by_model += ticket.by_model(without(range(pending.rows), ticket.failures), passage.models)
         if passage.failed or ticket.failures:
             passage.failed |= {passage.at[at]: failure for at, failure in ticket.failures.items()}
         self._hand_out_failed(passage)

@@ -47,6 +47,11 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         """Every handler there is; of models that differ in their files alone, one."""
         return [*self._of_key.kinds(), *([] if self._default is None else [self._default])]
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the user lists every key; else there may be any number of them."""
+        return any(True for _ in self._of_key.named_kinds())
+
     def same_models(self, other: ModelsByKey) -> bool:
         """Whether the other has the same models for the same keys, in the same budget."""
         alike = self.budget == other.budget and self.key_column == other.key_column

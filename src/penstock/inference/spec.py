@@ -42,6 +42,7 @@ class InferenceSpec:
     handling: Handling | None = None  # None: an error ends the run
     retry: Retry | None = None
     refresh: Refresh | None = None  # the model may be replaced while it is used
+    counts_models: bool = False  # streams say which model has answered how many rows
     fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
     id: str = field(default_factory=lambda: os.urandom(8).hex())  # names its model host, where no run has a folder for them
 

@@ -126,6 +126,10 @@ class Ticket:
         others = Counter(self.other_ids[at] for at in positions if at in self.other_ids)
         return {self.model_id: len(positions) - others.total(), **others}
 
+    def by_model(self, positions: Sequence[int], names: Sequence[str] | None) -> Counter[tuple[str, str | None]]:
+        """How many of these rows each model has answered, by its name and its id. names: of the model of each row."""
+        return Counter(("" if names is None else names[at], self.other_ids.get(at, self.model_id)) for at in positions)
+
     def _note_model(self, positions: Sequence[int], model_id: str | None) -> None:
         if self.model_id is None:
             self.model_id = model_id

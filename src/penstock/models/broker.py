@@ -20,6 +20,7 @@ from typing import Any
 from penstock.errors import ModelLoadError
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
 from penstock.models.dispatch import Dispatch
+from penstock.models.folder_use import remove_if_unused
 from penstock.models.host_batches import Batch, Parcel
 from penstock.models.kept_sizes import KeptSize
 from penstock.models.lines import Client, Held, Lent, Model, entries_of
@@ -77,6 +78,7 @@ def main(directory: str, name: str, listening: str, told: str) -> None:
     finally:
         Address(directory, name).remove()  # while it listens: nobody starts another one before this name is free
         broker.end()
+        remove_if_unused(directory)
 
 
 class Broker:

@@ -56,7 +56,7 @@ class VersionFiles:
         make_private(self.folder)
         _put(f"{self._stem}.versions", {name: each.to_json() for name, each in wanted.items()})
 
-    def announce(self, model: str, path: str, model_id: str, stamp: str) -> bool:
+    def announce(self, model: str, path: str, model_id: str, stamp: str, name: str = "") -> bool:
         """A version is to be used from now on, says one of several processes that watch. Whether it was the first."""
         make_private(self.folder)
         with open(f"{self._stem}.lock", "w") as lock:
@@ -66,7 +66,7 @@ class VersionFiles:
             if serve[0].number and (serve[0].path, serve[0].stamp) == (path, stamp):
                 return False
             numbers = [version.number for each in wanted.values() for version in each.serve]
-            version = Version(max(numbers, default=0) + 1, path, model_id, stamp)
+            version = Version(max(numbers, default=0) + 1, path, model_id, stamp, name)
             self.publish({**wanted, model: Wanted((version, *serve)[:KEPT])})
         return True
 

@@ -18,6 +18,7 @@ class Version(NamedTuple):
     path: str = ""  # what it is loaded from; empty: what the handler says
     model_id: str | None = None  # what its answers are marked with; None: what the handler says
     stamp: str = ""  # of its files, when it was announced: it changes with them
+    name: str = ""  # for people
 
 
 ORIGINAL = Version()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import warnings
 from collections.abc import Iterator
@@ -43,9 +44,11 @@ class LocalEngine:
     def fleet(self, spec: FleetSpec) -> Iterator[Fleet]:
         """The hosts of models end last. A guardian cleans up if this process is killed; a run in this process has none if it
         is small, or leaves nothing behind."""
+        from penstock.models.folder_use import remove_unused
         from penstock.models.rendezvous import end_hosts
 
         pools, around = spec.pools, spec.around
+        remove_unused(os.path.dirname(around.folder))
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
             stack.callback(end_hosts, around.folder)
