@@ -51,11 +51,17 @@ class PTransform(Generic[InT, OutT]):
         return type(self).__name__
 
     def with_resource_hints(
-        self: SelfT, *, min_ram: str | int | None = None, cpus: int | None = None, accelerator: str | None = None
+        self: SelfT,
+        *,
+        min_ram: str | int | None = None,
+        cpus: int | None = None,
+        accelerator: str | None = None,
+        resources: Mapping[str, float] | None = None,
     ) -> SelfT:
-        """The same transform on workers that have at least these resources."""
+        """The same transform on workers that have at least these resources. `resources`: by the names that a cluster has
+        given to its own; one machine has none, and does not look at them."""
         hinted = copy.copy(self)
-        hinted.hints = resource_hints(min_ram, cpus, accelerator).over(self.hints)
+        hinted.hints = resource_hints(min_ram, cpus, accelerator, resources).over(self.hints)
         return hinted
 
     def __rrshift__(self: SelfT, label: str) -> SelfT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from penstock.errors import UsageError
@@ -19,6 +20,7 @@ class ResourceHints:
     min_ram: int | None = None  # bytes
     cpus: int | None = None
     accelerator: str | None = None
+    resources: tuple[tuple[str, float], ...] | None = None  # what a cluster calls its own, and how much; by name
 
     def over(self, outer: ResourceHints) -> ResourceHints:
         """These hints, and the outer ones where these say nothing."""
@@ -30,6 +32,8 @@ class ResourceHints:
         given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         if "min_ram" in given:
             given["min_ram"] = f"{given['min_ram'] / 1e9:.3g}GB"
+        if "resources" in given:
+            given["resources"] = dict(given["resources"])
         return ", ".join(f"{name}={value}" for name, value in given.items()) or "none"
 
 
@@ -37,9 +41,12 @@ NO_HINTS = ResourceHints()
 
 
 def resource_hints(
-    min_ram: str | int | None = None, cpus: int | None = None, accelerator: str | None = None
+    min_ram: str | int | None = None,
+    cpus: int | None = None,
+    accelerator: str | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> ResourceHints:
-    """Check and normalise what a user wrote: min_ram="8GB" or bytes, cpus=2, accelerator="gpu"."""
+    """Check and normalise what a user wrote: min_ram="8GB" or bytes, cpus=2, accelerator="gpu", resources={"ssd": 1}."""
     if cpus is not None and (not isinstance(cpus, int) or cpus < 1):
         raise UsageError(f"cpus={cpus!r}: expected a whole number of at least 1")
     if accelerator is not None and not (isinstance(accelerator, str) and _ACCELERATORS.fullmatch(accelerator)):
@@ -47,7 +54,19 @@ def resource_hints(
             f'accelerator={accelerator!r}: expected "gpu", "tpu", a device such as "cuda:1", or what Beam takes, "type:..."'
         )
     ram = None if min_ram is None else parse_bytes(min_ram, "min_ram")
-    return ResourceHints(min_ram=ram, cpus=cpus, accelerator=accelerator)
+    return ResourceHints(min_ram=ram, cpus=cpus, accelerator=accelerator, resources=_checked_resources(resources))
+
+
+def _checked_resources(given: object) -> tuple[tuple[str, float], ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and _is_share(given[name]) for name in given):
+        raise UsageError(f'resources={given!r}: expected names and how much a worker needs of each, as {{"ssd": 1}}')
+    return tuple(sorted(given.items())) or None
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def parse_bytes(text: str | int, name: str) -> int:

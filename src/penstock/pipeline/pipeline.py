@@ -79,7 +79,7 @@ class Graph:
 
 
 # Engines by name, imported when a run needs them: composing a pipeline knows nothing of how it is run.
-ENGINES = {"local": ("penstock.engines.local", "LocalEngine")}
+ENGINES = {"local": ("penstock.engines.local", "LocalEngine"), "ray": ("penstock.engines.ray", "RayEngine")}
 
 
 def engine_named(name: str) -> Engine:

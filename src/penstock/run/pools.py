@@ -31,6 +31,7 @@ class Machine:
     cores: int
     ram: int  # bytes
     gpus: tuple[str, ...] = ()  # by the names that CUDA_VISIBLE_DEVICES takes
+    resources: Mapping[str, float] | None = None  # of a whole cluster, by name; None: it is this computer
 
     @classmethod
     def here(cls) -> Machine:
@@ -136,9 +137,14 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) ->
     if options.workers == 0:
         return replace(here, why="workers=0")
     known = size.rows
-    if options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
+    is_here = machine.resources is None
+    if is_here and options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
         return replace(here, small=True, why=f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process")
-    if suits_threads(plan, options, surroundings(options, machine, here)) and fits_threads(size.bytes, size.model_bytes):
+    if (
+        is_here
+        and suits_threads(plan, options, surroundings(options, machine, here))
+        and fits_threads(size.bytes, size.model_bytes)
+    ):
         return _short(plan, options, machine, size)
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
@@ -207,6 +213,9 @@ def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunO
             )
         if hints.accelerator is not None:
             limits[f"one worker for accelerator={hints.accelerator}"] = 1
+        for name, needed in hints.resources or () if machine.resources is not None else ():
+            there = machine.resources.get(name, 0)
+            limits[f"{there:g} of {name}, {needed:g} for each"] = int(there / needed)
         why, workers = min(limits.items(), key=lambda item: item[1])
         workers = max(1, workers)
     cores = hints.cpus or max(1, machine.cores // workers)

@@ -1,0 +1,102 @@
+"""The cluster: connecting to it, what its nodes have, and what a worker asks of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import EngineError, MissingPackageError
+from penstock.models.memory import visible_gpus
+from penstock.run.pools import Machine, Pool
+
+CPU, GPU, MEMORY = "CPU", "GPU", "memory"
+_OWN = ("node:", "object_store_memory", "accelerator_type:")  # how Ray's names for what no step asks for begin
+
+
+def import_ray() -> Any:
+    """The package ray, or MissingPackageError."""
+    try:
+        import ray
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("ray", "ray") from exc
+    return ray
+
+
+def connect(address: str | None) -> None:
+    """Be a driver of the cluster; a process that is one already stays where it is."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return
+    chosen = address or os.environ.get("RAY_ADDRESS") or None
+    try:
+        ray.init(chosen, **({} if chosen else {"include_dashboard": False}))
+    except Exception as exc:
+        where = f"the Ray cluster at {chosen!r}" if chosen else "a Ray cluster on this machine"
+        raise EngineError(
+            f"{where} cannot be used: {type(exc).__name__}: {exc}; check the address (`ray status`), and that this machine "
+            "has the cluster's versions of Python and Ray"
+        ) from exc
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Those that are alive."""
+    return [node for node in import_ray().nodes() if node["Alive"]]
+
+
+def whole() -> Machine:
+    """All nodes together; GPUs are those of the node that has the most."""
+    total: Counter[str] = Counter()
+    for node in nodes():
+        total.update(node["Resources"])
+    gpus = max((int(node["Resources"].get(GPU, 0)) for node in nodes()), default=0)
+    return Machine(
+        cores=max(1, int(total[CPU])),
+        ram=int(total[MEMORY]),
+        gpus=tuple(map(str, range(gpus))),
+        resources={name: value for name, value in total.items() if not name.startswith(_OWN)},
+    )
+
+
+def node_here() -> tuple[str, Machine]:
+    """The node that this actor is on, by its id, and what it has."""
+    ray = import_ray()
+    number = ray.get_runtime_context().get_node_id()
+    mine: Mapping[str, float] = {}
+    with contextlib.suppress(StopIteration):
+        mine = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == number)
+    here = Machine.here()
+    return number, Machine(max(1, int(mine.get(CPU, here.cores))), here.ram, visible_gpus())
+
+
+def wanted(pool: Pool, on_gpu: bool) -> dict[str, Any]:
+    """What an actor of this pool asks for, as the options of an actor. Cores that no hint asks for are one for each split
+    that it runs at a time."""
+    hints = pool.hints
+    own = dict(hints.resources or ())
+    asked: dict[str, Any] = {"num_cpus": own.pop(CPU, hints.cpus or 1)}
+    gpus = own.pop(GPU, 1 if on_gpu or (hints.accelerator or "").lower().startswith(("gpu", "cuda")) else 0)
+    if gpus:
+        asked["num_gpus"] = gpus
+    if hints.min_ram is not None:
+        asked["memory"] = hints.min_ram
+    if own:
+        asked["resources"] = own
+    return asked
+
+
+def lacking(asked: Mapping[str, Any]) -> str | None:
+    """What no node has of it, and what they have, for people; None if one node has it all, whether it is free or not."""
+    names = {"num_cpus": CPU, "num_gpus": GPU, "memory": MEMORY}
+    needs = {names[name]: value for name, value in asked.items() if name in names} | dict(asked.get("resources") or {})
+    there = [node["Resources"] for node in nodes()]
+    if any(all(each.get(name, 0) >= value for name, value in needs.items()) for each in there):
+        return None
+    offers = [
+        "{" + ", ".join(f"{name}: {value:g}" for name, value in sorted(each.items()) if not name.startswith(_OWN)) + "}"
+        for each in there
+    ]
+    told = ", ".join(f"{name}: {value:g}" for name, value in needs.items())
+    return f"a worker needs {{{told}}}, and the {len(offers)} nodes offer {', '.join(offers)}"

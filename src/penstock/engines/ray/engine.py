@@ -1,0 +1,77 @@
+"""The Ray engine: the same coordinator, journal and outputs, with a fleet of Ray's actors.
+
+Ray is imported where a run needs it: composing a pipeline for it needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.errors import UsageError
+from penstock.options import RunOptions, check_seconds
+from penstock.pipeline.pipeline import Graph
+
+if TYPE_CHECKING:
+    from penstock.run.fleet import Fleet, FleetSpec
+    from penstock.run.pools import Machine
+    from penstock.run.run import Run
+
+RESOURCE_WAIT = 120.0  # seconds
+
+
+class RayEngine:
+    """Runs a pipeline on a Ray cluster.
+
+    address: of the cluster, as ray.init() takes it. None: the one that this process is connected to, or that RAY_ADDRESS
+        names, or else one that is started on this machine for as long as the process lives.
+    resource_wait: seconds until a step that asks for what no node has ends the run; an autoscaler has that long to add one.
+    """
+
+    def __init__(self, address: str | None = None, *, resource_wait: float = RESOURCE_WAIT) -> None:
+        if address is not None and (not isinstance(address, str) or not address):
+            raise UsageError(f"address={address!r}: expected the address of a Ray cluster, as ray.init() takes it, or None")
+        check_seconds("resource_wait", resource_wait)
+        self.address = address
+        self.resource_wait = resource_wait
+
+    def start(self, graph: Graph, options: RunOptions) -> Run:
+        from penstock.journal.starting import start_run
+
+        if graph.branches:
+            steps = ", ".join(repr(node.label) for node in graph.branches)
+            raise UsageError(f"step {steps}: models that change while the run goes on do not work on Ray yet")
+        return start_run(graph, options, self)
+
+    def explain(self, graph: Graph, options: RunOptions) -> str:
+        from penstock.journal.starting import explain_run
+
+        return explain_run(graph, options, self)
+
+    def machine(self) -> Machine:
+        from penstock.engines.ray.cluster import connect, whole
+
+        connect(self.address)
+        return whole()
+
+    @contextlib.contextmanager
+    def fleet(self, spec: FleetSpec) -> Iterator[Fleet]:
+        """Ray ends the actors if this process is killed, a guardian removes what lies aside. With workers=0 the run stays in
+        this process."""
+        from penstock.engines.local import LocalEngine
+        from penstock.engines.local.processes import Guardian
+        from penstock.engines.ray.cluster import connect
+        from penstock.engines.ray.fleet import RayFleet
+
+        if spec.pools.in_process:
+            with LocalEngine().fleet(spec) as here:
+                yield here
+            return
+        connect(self.address)
+        with Guardian(spec.folders):
+            fleet = RayFleet(spec, self.resource_wait)
+            try:
+                yield fleet
+            finally:
+                fleet.kill()

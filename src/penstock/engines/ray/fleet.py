@@ -1,0 +1,256 @@
+"""The fleet of Ray's actors: starting them, handing them work, and hearing what became of it.
+
+    coordinator's thread: start, assign, wait <---- events ---- threads of Ray, as calls of actors end
+
+What lies between two stages is in the object store of the driver's node: a node that dies takes nothing with it that was
+done. Ray ends all actors when this process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from penstock.engines.ray.cluster import import_ray, lacking, wanted
+from penstock.engines.ray.worker import InStore, RayWorker, Where, put_together
+from penstock.errors import EngineError
+from penstock.run.chunks import Chunk
+from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Payload, Progress, Ready, Work
+from penstock.run.pools import Pool
+from penstock.transport.interpreters import thread_variables
+from penstock.transport.reports import ErrorReport
+from penstock.version import __version__
+
+LOOK_EVERY = 1.0  # seconds between two questions how far a split is
+LOOK_FOR_NODES_EVERY = 5.0  # seconds
+TEARDOWN = 30.0  # seconds for all actors to tear down their steps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class StorePayload:
+    """Rows between two stages, in the object store of the driver's node."""
+
+    rows: int
+    size: int
+    ref: Any
+
+    def read(self) -> Any:
+        return InStore(import_ray().get(self.ref), self.rows, self.size).read()
+
+    def release(self) -> None:
+        self.ref = None
+
+    def __getstate__(self) -> tuple[int, int]:
+        return self.rows, self.size  # what it refers to goes beside it
+
+    def __setstate__(self, state: tuple[int, int]) -> None:
+        (self.rows, self.size), self.ref = state, None
+
+
+@dataclass(eq=False)
+class _Member:
+    actor: Any
+    pool: int
+    since: float  # when it was asked for
+    asked: Mapping[str, Any]  # of its node
+    node: str = ""  # once it is ready
+    running: set[int] = field(default_factory=set)
+    is_asked: bool = False  # how far it is
+
+
+class _Heard(NamedTuple):
+    """A call of an actor has ended."""
+
+    worker: int
+    what: str
+    task: int
+    call: Any  # a future
+
+
+class RayFleet:
+    """Actors, by the numbers that the scheduler gives them."""
+
+    def __init__(self, spec: FleetSpec, resource_wait: float) -> None:
+        self._ray = import_ray()
+        self._spec = spec
+        self._wait_for_resources = resource_wait
+        self._pools = {pool.index: pool for pool in spec.pools.pools}
+        self._programs = self._ray.put(dict(spec.programs))
+        self._class = self._ray.remote(RayWorker)
+        self._members: dict[int, _Member] = {}
+        self._leaving: list[tuple[Any, Any]] = []
+        self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
+        self._was_ready: set[int] = set()  # pools that have had a worker
+        self._looked = self._looked_for_nodes = time.monotonic()
+
+    def start(self, pool: int, worker: int) -> None:
+        chosen = self._pools[pool]
+        asked = wanted(chosen, on_gpu=chosen.ahead)
+        around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead)
+        actor = self._class.options(
+            **asked,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=chosen.size.slots + 2,
+            runtime_env={"env_vars": _variables(chosen)},
+        ).remote(self._programs, chosen.size.slots, around, around.folder.rpartition("/")[2])
+        self._members[worker] = _Member(actor, pool, time.monotonic(), asked)
+        self._hear(worker, "where", -1, actor.where.remote())
+
+    def assign(self, worker: int, work: Work) -> None:
+        member = self._members[worker]
+        member.running.add(work.task)
+        payload = work.payload
+        assert payload is None or isinstance(payload, StorePayload)
+        beside = [] if payload is None else [payload.ref]
+        self._hear(worker, "run", work.task, member.actor.run.remote(work, *beside))
+
+    def stop(self, worker: int) -> None:
+        member = self._members.pop(worker)
+        self._leaving.append((member.actor, member.actor.leave.remote()))
+
+    def wake(self) -> None:
+        self._events.put(None)
+
+    def wait(self, seconds: float | None) -> list[tuple[int, Event]]:
+        """Calls that have ended, one at a time; meanwhile actors are asked how far they are."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            self._look()
+            patience = LOOK_EVERY if until is None else min(LOOK_EVERY, max(0.0, until - time.monotonic()))
+            try:
+                heard = self._events.get(timeout=patience)
+            except queue.Empty:
+                if until is not None and time.monotonic() >= until:
+                    return []
+                continue
+            if heard is None:
+                return []
+            event = self._event(heard)
+            if event is not None:
+                return [(heard.worker, event)]
+
+    def close(self) -> None:
+        for worker in list(self._members):
+            self.stop(worker)
+        words = [word for _, word in self._leaving]
+        if words:
+            _, late = self._ray.wait(words, num_returns=len(words), timeout=TEARDOWN)
+            for _ in late:
+                logger.warning("a worker was still busy %g s after the run; it is killed", TEARDOWN)
+        self.kill()
+
+    def kill(self) -> None:
+        actors = [actor for actor, _ in self._leaving] + [member.actor for member in self._members.values()]
+        self._leaving, self._members = [], {}
+        for actor in actors:
+            self._ray.kill(actor)
+
+    # What is heard.
+
+    def _hear(self, worker: int, what: str, task: int, ref: Any) -> None:
+        ref.future().add_done_callback(lambda call: self._events.put(_Heard(worker, what, task, call)))
+
+    def _event(self, heard: _Heard) -> Event | None:
+        """None: of a worker that has left, or is known to be dead."""
+        member = self._members.get(heard.worker)
+        if member is None:
+            return None
+        error = heard.call.exception()
+        if error is not None:
+            return self._trouble(heard, member, error)
+        if heard.what == "where":
+            return self._ready(member, heard.call.result())
+        if heard.what == "progress":
+            member.is_asked = False
+            found: Progress = heard.call.result()
+            return found if found.rows else None
+        member.running.discard(heard.task)
+        event, buffers = heard.call.result()
+        return event if isinstance(event, Failed) else self._with_payloads(event, buffers)
+
+    def _ready(self, member: _Member, where: Where) -> Ready:
+        if where.version != __version__:
+            raise EngineError(
+                f"a node of the Ray cluster has Penstock {where.version}, and this machine {__version__}: install the same "
+                "version on all of them"
+            )
+        member.node = where.node
+        self._was_ready.add(member.pool)
+        return Ready()
+
+    def _with_payloads(self, done: Done, buffers: list[Any]) -> Done:
+        payloads: list[Payload] = []
+        kinds = [(outlet.kind, chunk) for outlet, chunks in done.shipped for chunk in chunks]
+        for (kind, empty), buffer in zip(kinds, buffers, strict=True):
+            if kind == "stage":
+                payloads.append(StorePayload(empty.rows, empty.size, self._ray.put(buffer)))
+            else:
+                payloads.append(Chunk(empty.rows, empty.size, data=bytes(buffer)))
+        return put_together(done, payloads)
+
+    def _trouble(self, heard: _Heard, member: _Member, error: BaseException) -> Event | None:
+        """A call that gave no answer: its actor is gone, or Ray could not carry what it gave."""
+        if isinstance(error, self._ray.exceptions.RayActorError):
+            del self._members[heard.worker]
+            return self._death(member, error)
+        if heard.what == "progress":
+            member.is_asked = False
+            return None
+        if heard.what == "run":
+            member.running.discard(heard.task)
+            return Failed(heard.task, ErrorReport.of(_cause_of(error)))
+        raise EngineError(f"an actor of Ray cannot say where it is: {type(error).__name__}: {error}") from error
+
+    def _death(self, member: _Member, error: BaseException) -> Died:
+        """It is the work's fault unless its node is gone, too."""
+        told = " ".join(str(error).split())
+        is_gone = any(words in told.lower() for words in ("node died", "node has died", "dead node"))
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        is_gone = is_gone or (bool(member.node) and member.node not in alive)
+        return Died(told[:500], killed=True, blameless=is_gone)
+
+    # What is looked at now and then.
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY:
+            return
+        self._looked = now
+        for worker, member in self._members.items():
+            if member.running and not member.is_asked:
+                member.is_asked = True
+                self._hear(worker, "progress", -1, member.actor.progress.remote())
+        if now - self._looked_for_nodes >= min(LOOK_FOR_NODES_EVERY, self._wait_for_resources):
+            self._looked_for_nodes = now
+            self._check_resources(now)
+
+    def _check_resources(self, now: float) -> None:
+        """An error for a pool that no node can have a worker of, when it has waited long enough."""
+        for member in self._members.values():
+            waited = now - member.since
+            if member.node or member.pool in self._was_ready or waited < self._wait_for_resources:
+                continue
+            missing = lacking(member.asked)
+            if missing is not None:
+                steps = ", ".join(map(str, self._pools[member.pool].stages))
+                raise EngineError(
+                    f"no node for the workers of stage {steps} (resource hints: {self._pools[member.pool].hints}) after "
+                    f"{waited:.0f} s: {missing}; change the hints, or add such a node to the cluster"
+                )
+
+
+def _variables(pool: Pool) -> dict[str, str]:
+    return {**thread_variables(pool.cores), **pool.variables}
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """What an actor's method raised, out of Ray's wrapping."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error

@@ -1,0 +1,136 @@
+"""An actor of Ray: threads that run splits and share the models of its process, as those of a worker process do."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock import crashes
+from penstock.blocks import Block
+from penstock.engines.ray.cluster import node_here
+from penstock.inference.session import Sessions
+from penstock.models.folder_use import FolderUse
+from penstock.models.place import Surroundings
+from penstock.models.rendezvous import run_folder
+from penstock.observe.metrics import Metrics
+from penstock.run.chunks import AnonymousFile, Chunk, packed
+from penstock.run.execute import Executor
+from penstock.run.fleet import Done, Failed, Progress, Work
+from penstock.transport.channel import read_all
+from penstock.transport.packing import unpack
+from penstock.transport.reports import ErrorReport
+from penstock.version import __version__
+
+NODE = 12  # of the letters of a node's id that are in the name of a folder
+
+
+@dataclass(frozen=True)
+class Where:
+    """An actor that is ready."""
+
+    node: str
+    version: str
+    python: str
+
+
+@dataclass(eq=False)
+class InStore:
+    """Rows that came with the work, in the memory of Ray's object store, which nobody may change."""
+
+    buffer: Any
+    rows: int
+    size: int
+
+    def read(self) -> Iterator[Block]:
+        yield from unpack(memoryview(bytearray(self.buffer)))
+
+    def release(self) -> None: ...
+
+
+class RayWorker:
+    """Ray calls its methods, each on a thread of Ray's own; splits run on threads of its own, which keep their steps."""
+
+    def __init__(self, programs: Mapping[int, bytes], slots: int, around: Surroundings, run: str) -> None:
+        crashes.become("worker")
+        self._node, machine = node_here()
+        self._use = FolderUse(run_folder(f"{run}-{self._node[:NODE]}"))
+        around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus)
+        self._sessions = Sessions(Metrics(), around)
+        self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
+        self._executors = [Executor(programs, self._sessions, packed) for _ in range(slots)]
+        self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
+        for thread in self._threads:
+            thread.start()
+
+    def where(self) -> Where:
+        return Where(self._node, __version__, sys.version.split()[0])
+
+    def run(self, work: Work, buffer: Any = None) -> tuple[Done | Failed, list[Any]]:
+        """One split; `buffer`: the rows of a stage before. What it made for other stages comes beside the word of it: Ray
+        passes that on in shared memory."""
+        if work.payload is not None:
+            work = replace(work, payload=InStore(buffer, work.payload.rows, work.payload.size))
+        answer: Future[Done | Failed] = Future()
+        self._queue.put((work, answer))
+        event = answer.result()
+        sys.stdout.flush()
+        if isinstance(event, Failed):
+            return event, []
+        try:
+            return _taken_apart(event)
+        except Exception as exc:
+            return Failed(work.task, ErrorReport.of(exc)), []
+
+    def progress(self) -> Progress:
+        rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
+        return Progress(rows, self._sessions.drain_metrics() if rows else Metrics())
+
+    def leave(self) -> None:
+        """Tear down the steps, and let go of the models."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._sessions.close()
+        self._use.leave()
+
+    def _serve(self, executor: Executor) -> None:
+        while (given := self._queue.get()) is not None:
+            work, answer = given
+            try:
+                answer.set_result(executor.run(work))
+            except BaseException as exc:  # whoever waits must hear of it
+                answer.set_exception(exc)
+        executor.close()
+
+
+def _taken_apart(done: Done) -> tuple[Done, list[Any]]:
+    """The same with empty chunks, and what was in them, in that order."""
+    buffers = [_buffer(chunk) for chunk in done.payloads if isinstance(chunk, Chunk)]
+    shipped = [(outlet, [_emptied(each) for each in payloads]) for outlet, payloads in done.shipped]
+    return replace(done, shipped=shipped), buffers
+
+
+def _buffer(chunk: Chunk) -> np.ndarray[Any, Any]:
+    if chunk.data is not None:
+        return np.frombuffer(chunk.data, np.uint8)
+    assert isinstance(chunk.file, AnonymousFile)
+    return np.frombuffer(read_all(chunk.file.fd, chunk.offset, chunk.size), np.uint8)
+
+
+def _emptied(payload: Any) -> Chunk:
+    payload.release()
+    return Chunk(payload.rows, payload.size)
+
+
+def put_together(done: Done, payloads: Sequence[Any]) -> Done:
+    """In the coordinator's process: with these payloads, in the order in which they were taken out."""
+    rest = iter(payloads)
+    return replace(done, shipped=[(outlet, [next(rest) for _ in empty]) for outlet, empty in done.shipped])
