@@ -140,11 +140,8 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) ->
     is_here = machine.resources is None
     if is_here and options.workers is None and known is not None and known <= SMALL_RUN_ROWS:
         return replace(here, small=True, why=f"{known} rows at the sources: at most {SMALL_RUN_ROWS} run in this process")
-    if (
-        is_here
-        and suits_threads(plan, options, surroundings(options, machine, here))
-        and fits_threads(size.bytes, size.model_bytes)
-    ):
+    suits = is_here and suits_threads(plan, options, surroundings(options, machine, here))
+    if suits and fits_threads(size.bytes, size.model_bytes):
         return _short(plan, options, machine, size)
     by_hints: dict[ResourceHints, list[int]] = {}
     for stage in plan.stages:
@@ -211,12 +208,19 @@ def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunO
             limits[f"{machine.ram / 1e9:.3g}GB of memory, {hints.min_ram / 1e9:.3g}GB for each"] = (
                 machine.ram // hints.min_ram
             )
-        if hints.accelerator is not None:
+        if hints.accelerator is not None and machine.resources is None:
             limits[f"one worker for accelerator={hints.accelerator}"] = 1
-        for name, needed in hints.resources or () if machine.resources is not None else ():
-            there = machine.resources.get(name, 0)
-            limits[f"{there:g} of {name}, {needed:g} for each"] = int(there / needed)
+        limits |= _cluster_limits(hints, machine.resources or {})
         why, workers = min(limits.items(), key=lambda item: item[1])
         workers = max(1, workers)
     cores = hints.cpus or max(1, machine.cores // workers)
     return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why)
+
+
+def _cluster_limits(hints: ResourceHints, resources: Mapping[str, float]) -> dict[str, int]:
+    """How many workers fit by what a cluster has besides cores and memory; it has nothing where there is none."""
+    needed = dict(hints.resources or ()) if resources else {}
+    if resources and hints.accelerator is not None:
+        needed.setdefault("GPU", 1)
+    there = {name: resources.get(name, 0) for name in needed}
+    return {f"{there[name]:g} of {name}, {needed[name]:g} for each": int(there[name] / needed[name]) for name in needed}
