@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,14 @@ BACKLOG = 256
 STARTS = 5  # of a host that dies before it is reached
 
 _children: dict[str, list[subprocess.Popen[bytes]]] = {}  # hosts that this process has started, by folder
+
+
+_starters: list[Callable[[Address, HostSpec], None]] = []  # the last one starts hosts in the place of this process
+
+
+def start_hosts_by(starter: Callable[[Address, HostSpec], None]) -> None:
+    """From now on another process starts the hosts that this one wants: one that outlives it, and has the devices."""
+    _starters[:] = [starter]
 
 
 def run_folder(run: str) -> str:
@@ -111,10 +119,8 @@ class Address:
             sock = self.connect()
             if sock is not None:
                 return sock
-            children = _children.setdefault(self.folder, [])
-            children[:] = [child for child in children if child.poll() is None]
             for _ in range(STARTS):  # it may be killed before it is reached
-                children.append(self._start(spec))
+                (_starters[-1] if _starters else Address.start)(self, spec)
                 sock = self.connect()
                 if sock is not None:
                     return sock
@@ -167,7 +173,13 @@ class Address:
             finally:
                 os.close(file)
 
-    def _start(self, spec: HostSpec) -> subprocess.Popen[bytes]:
+    def start(self, spec: HostSpec) -> None:
+        """Start the host, as a child of this process. Called by one at a time: see reach()."""
+        children = _children.setdefault(self.folder, [])
+        children[:] = [child for child in children if child.poll() is None]
+        children.append(self._started(spec))
+
+    def _started(self, spec: HostSpec) -> subprocess.Popen[bytes]:
         """The socket listens before the process runs: whoever connects from now on waits for it there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)  # of a host that was killed

@@ -73,6 +73,8 @@ class Pool:
     why: str
     variables: Mapping[str, str] = field(default_factory=dict)  # of its models, for the environment of its workers
     ahead: bool = False  # a worker begins a split while the last one's rows are at a device
+    hosted: bool = False  # it needs hosts of models beside its workers
+    on_device: bool = False  # and these need an accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,7 @@ def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) ->
     for stage in plan.stages:
         by_hints.setdefault(stage.hints, []).append(stage.index)
     around = surroundings(options, machine)
-    pools = [
-        replace(
-            _with_slots(_pool(i, hints, stages, options, machine), plan, around), variables=_variables(plan, stages, around)
-        )
-        for i, (hints, stages) in enumerate(by_hints.items())
-    ]
+    pools = [_complete(_pool(i, *each, options, machine), plan, around) for i, each in enumerate(by_hints.items())]
     told = "of unknown size" if known is None else f"of {known} rows"
     return Pools(False, f"workers={options.workers}" if options.workers else f"input {told}", pools)
 
@@ -168,6 +165,19 @@ def _short(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> 
     limit = f"at most {SHORT_JOB_BYTES // 10**6} MB need no worker processes"
     why = f"{(size.bytes or 0) / 1e6:.3g} MB at the sources, and every step takes columns: {limit}"
     return replace(_in_process(plan, threads), short=True, why=why)
+
+
+def _complete(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
+    """With what the models of its stages say."""
+    steps = [step for stage in plan.stages if stage.index in pool.stages for step in stage.steps()]
+    near = replace(around, workers=pool.size.workers)
+    places = [choose_place(step.traits.model.wishes(), near) for step in steps if step.traits.model is not None]
+    return replace(
+        _with_slots(pool, plan, around),
+        variables=_variables(plan, pool.stages, around),
+        hosted=any(place.hosted for place in places),
+        on_device=any(place.hosted and bool(place.devices) for place in places),
+    )
 
 
 def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:

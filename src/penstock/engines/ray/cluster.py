@@ -10,8 +10,10 @@ from typing import Any
 
 from penstock.errors import EngineError, MissingPackageError
 from penstock.models.memory import visible_gpus
+from penstock.models.rendezvous import run_folder
 from penstock.run.pools import Machine, Pool
 
+NODE = 12  # of the letters of a node's id that are in the name of a folder
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"
 _OWN = ("node:", "object_store_memory", "accelerator_type:")  # how Ray's names for what no step asks for begin
 
@@ -71,14 +73,24 @@ def node_here() -> tuple[str, Machine]:
     return number, Machine(max(1, int(mine.get(CPU, here.cores))), here.ram, visible_gpus())
 
 
-def wanted(pool: Pool, on_gpu: bool) -> dict[str, Any]:
-    """What an actor of this pool asks for, as the options of an actor. Cores that no hint asks for are one for each split
-    that it runs at a time."""
+def node_run_folder(run: str, node: str) -> str:
+    """Of the hosts of one run on one node: several nodes may be on one machine."""
+    return run_folder(f"{run}-{node[:NODE]}")
+
+
+def gpu_nodes() -> dict[str, float]:
+    """The nodes with GPUs, by their ids, and how many."""
+    return {node["NodeID"]: count for node in nodes() if (count := node["Resources"].get(GPU, 0))}
+
+
+def wanted(pool: Pool, pools: int) -> dict[str, Any]:
+    """What an actor of this pool asks for, as the options of an actor. The pools of a run share the cores, as on a machine:
+    one that waits for another must not keep it from starting."""
     hints = pool.hints
     own = dict(hints.resources or ())
-    asked: dict[str, Any] = {"num_cpus": own.pop(CPU, hints.cpus or 1)}
-    gpus = own.pop(GPU, 1 if on_gpu or (hints.accelerator or "").lower().startswith(("gpu", "cuda")) else 0)
-    if gpus:
+    asked: dict[str, Any] = {"num_cpus": round(own.pop(CPU, hints.cpus or 1) / pools, 4)}
+    gpus = own.pop(GPU, 1 if (hints.accelerator or "").lower().startswith(("gpu", "cuda")) else 0)
+    if gpus and not pool.on_device:  # else the keeper of the node has them
         asked["num_gpus"] = gpus
     if hints.min_ram is not None:
         asked["memory"] = hints.min_ram

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.engines.ray.cluster import import_ray, lacking, wanted
+from penstock.engines.ray.cluster import gpu_nodes, import_ray, lacking, wanted
+from penstock.engines.ray.keeper import Keeper
 from penstock.engines.ray.worker import InStore, RayWorker, Where, put_together
 from penstock.errors import EngineError
 from penstock.run.chunks import Chunk
 from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Payload, Progress, Ready, Work
 from penstock.run.pools import Pool
-from penstock.transport.interpreters import thread_variables
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
@@ -59,7 +59,8 @@ class _Member:
     pool: int
     since: float  # when it was asked for
     asked: Mapping[str, Any]  # of its node
-    node: str = ""  # once it is ready
+    node: str = ""  # once it is there
+    is_ready: bool = False
     running: set[int] = field(default_factory=set)
     is_asked: bool = False  # how far it is
 
@@ -81,9 +82,12 @@ class RayFleet:
         self._spec = spec
         self._wait_for_resources = resource_wait
         self._pools = {pool.index: pool for pool in spec.pools.pools}
+        self._run = spec.around.folder.rpartition("/")[2]
         self._programs = self._ray.put(dict(spec.programs))
         self._class = self._ray.remote(RayWorker)
         self._members: dict[int, _Member] = {}
+        self._keepers: dict[str, Keeper] = {}  # by node
+        self._gpus = gpu_nodes() if any(pool.on_device for pool in spec.pools.pools) else {}
         self._leaving: list[tuple[Any, Any]] = []
         self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
         self._was_ready: set[int] = set()  # pools that have had a worker
@@ -91,15 +95,16 @@ class RayFleet:
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
-        asked = wanted(chosen, on_gpu=chosen.ahead)
+        asked = wanted(chosen, len(self._pools))
         around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead)
         actor = self._class.options(
             **asked,
+            **self._placed(chosen, worker),
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
-            runtime_env={"env_vars": _variables(chosen)},
-        ).remote(self._programs, chosen.size.slots, around, around.folder.rpartition("/")[2])
+            **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
+        ).remote(self._programs, chosen.size.slots, chosen.cores, around, self._run)
         self._members[worker] = _Member(actor, pool, time.monotonic(), asked)
         self._hear(worker, "where", -1, actor.where.remote())
 
@@ -113,7 +118,9 @@ class RayFleet:
 
     def stop(self, worker: int) -> None:
         member = self._members.pop(worker)
-        self._leaving.append((member.actor, member.actor.leave.remote()))
+        word = member.actor.leave.remote()
+        word.future().add_done_callback(lambda _: self._ray.kill(member.actor))  # what it held is free for others
+        self._leaving.append((member.actor, word))
 
     def wake(self) -> None:
         self._events.put(None)
@@ -148,9 +155,14 @@ class RayFleet:
 
     def kill(self) -> None:
         actors = [actor for actor, _ in self._leaving] + [member.actor for member in self._members.values()]
+        keepers, self._keepers = list(self._keepers.values()), {}
         self._leaving, self._members = [], {}
         for actor in actors:
             self._ray.kill(actor)
+        if keepers:
+            self._ray.wait([keeper.actor.leave.remote() for keeper in keepers], num_returns=len(keepers), timeout=TEARDOWN)
+        for keeper in keepers:
+            self._ray.kill(keeper.actor)
 
     # What is heard.
 
@@ -159,6 +171,8 @@ class RayFleet:
 
     def _event(self, heard: _Heard) -> Event | None:
         """None: of a worker that has left, or is known to be dead."""
+        if heard.worker == -1:
+            self._kept_no_more(heard.what)
         member = self._members.get(heard.worker)
         if member is None:
             return None
@@ -166,7 +180,9 @@ class RayFleet:
         if error is not None:
             return self._trouble(heard, member, error)
         if heard.what == "where":
-            return self._ready(member, heard.call.result())
+            return self._arrived(heard.worker, member, heard.call.result())
+        if heard.what == "settled":
+            return None if member.is_ready else self._ready(member)
         if heard.what == "progress":
             member.is_asked = False
             found: Progress = heard.call.result()
@@ -175,15 +191,58 @@ class RayFleet:
         event, buffers = heard.call.result()
         return event if isinstance(event, Failed) else self._with_payloads(event, buffers)
 
-    def _ready(self, member: _Member, where: Where) -> Ready:
+    def _arrived(self, worker: int, member: _Member, where: Where) -> Ready | None:
+        """It is ready once it knows the keeper of its node, where it may need one."""
         if where.version != __version__:
             raise EngineError(
                 f"a node of the Ray cluster has Penstock {where.version}, and this machine {__version__}: install the same "
                 "version on all of them"
             )
         member.node = where.node
+        if not self._pools[member.pool].hosted:
+            return self._ready(member)
+        if where.node not in self._keepers:
+            self._keep(where.node)
+        self._settle(worker, member)
+        return None
+
+    def _ready(self, member: _Member) -> Ready:
+        member.is_ready = True
         self._was_ready.add(member.pool)
         return Ready()
+
+    # The hosts of models.
+
+    def _keep(self, node: str) -> None:
+        keeper = self._keepers[node] = Keeper(self._ray, node, self._run, self._gpus.get(node, 0))
+        keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(-1, node, -1, call)))
+
+    def _settle(self, worker: int, member: _Member) -> None:
+        keeper = self._keepers[member.node]
+        self._hear(worker, "settled", -1, member.actor.settle.remote(keeper.actor, keeper.gpus))
+
+    def _kept_no_more(self, node: str) -> None:
+        """A keeper is gone. Hosts that it has started live on; another one starts those that are needed later."""
+        if node in self._keepers:
+            del self._keepers[node]
+            mine = {worker: member for worker, member in self._members.items() if member.node == node}
+            if mine and node in {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}:
+                logger.warning("the actor that starts models on node %s died; another one is started", node)
+                self._keep(node)
+                for worker, member in mine.items():
+                    self._settle(worker, member)
+
+    def _placed(self, pool: Pool, worker: int) -> dict[str, Any]:
+        """Workers that feed a device are on a node that has one."""
+        if not pool.on_device or not self._gpus:
+            return {}
+        alive = gpu_nodes()
+        self._gpus = {node: count for node, count in self._gpus.items() if node in alive} or alive
+        if not self._gpus:
+            raise EngineError("no node of the Ray cluster has a GPU any more, and the models of this run are on GPUs")
+        node = list(self._gpus)[worker % len(self._gpus)]
+        strategies = self._ray.util.scheduling_strategies
+        return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node, soft=False)}
 
     def _with_payloads(self, done: Done, buffers: list[Any]) -> Done:
         payloads: list[Payload] = []
@@ -197,7 +256,8 @@ class RayFleet:
 
     def _trouble(self, heard: _Heard, member: _Member, error: BaseException) -> Event | None:
         """A call that gave no answer: its actor is gone, or Ray could not carry what it gave."""
-        if isinstance(error, self._ray.exceptions.RayActorError):
+        gone = (self._ray.exceptions.RayActorError, self._ray.exceptions.ActorUnschedulableError)
+        if isinstance(error, gone):
             del self._members[heard.worker]
             return self._death(member, error)
         if heard.what == "progress":
@@ -235,7 +295,7 @@ class RayFleet:
         """An error for a pool that no node can have a worker of, when it has waited long enough."""
         for member in self._members.values():
             waited = now - member.since
-            if member.node or member.pool in self._was_ready or waited < self._wait_for_resources:
+            if member.is_ready or member.pool in self._was_ready or waited < self._wait_for_resources:
                 continue
             missing = lacking(member.asked)
             if missing is not None:
@@ -244,10 +304,6 @@ class RayFleet:
                     f"no node for the workers of stage {steps} (resource hints: {self._pools[member.pool].hints}) after "
                     f"{waited:.0f} s: {missing}; change the hints, or add such a node to the cluster"
                 )
-
-
-def _variables(pool: Pool) -> dict[str, str]:
-    return {**thread_variables(pool.cores), **pool.variables}
 
 
 def _cause_of(error: BaseException) -> BaseException:

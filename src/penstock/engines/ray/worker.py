@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -14,21 +15,22 @@ import numpy as np
 
 from penstock import crashes
 from penstock.blocks import Block
-from penstock.engines.ray.cluster import node_here
+from penstock.engines.ray.cluster import import_ray, node_here, node_run_folder
+from penstock.errors import TransientError
 from penstock.inference.session import Sessions
 from penstock.models.folder_use import FolderUse
+from penstock.models.messages import HostSpec
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import run_folder
+from penstock.models.rendezvous import Address, start_hosts_by
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import AnonymousFile, Chunk, packed
 from penstock.run.execute import Executor
 from penstock.run.fleet import Done, Failed, Progress, Work
 from penstock.transport.channel import read_all
+from penstock.transport.interpreters import thread_variables
 from penstock.transport.packing import unpack
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
-
-NODE = 12  # of the letters of a node's id that are in the name of a folder
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,11 @@ class InStore:
 class RayWorker:
     """Ray calls its methods, each on a thread of Ray's own; splits run on threads of its own, which keep their steps."""
 
-    def __init__(self, programs: Mapping[int, bytes], slots: int, around: Surroundings, run: str) -> None:
+    def __init__(self, programs: Mapping[int, bytes], slots: int, cores: int, around: Surroundings, run: str) -> None:
         crashes.become("worker")
+        os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()
-        self._use = FolderUse(run_folder(f"{run}-{self._node[:NODE]}"))
+        self._use = FolderUse(node_run_folder(run, self._node))
         around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus)
         self._sessions = Sessions(Metrics(), around)
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
@@ -71,6 +74,20 @@ class RayWorker:
 
     def where(self) -> Where:
         return Where(self._node, __version__, sys.version.split()[0])
+
+    def settle(self, keeper: Any, gpus: tuple[str, ...]) -> Where:
+        """Before any work: who starts the hosts of models on this node, and which GPUs are theirs."""
+        ray = import_ray()
+
+        def start(address: Address, spec: HostSpec) -> None:
+            try:
+                ray.get(keeper.start.remote(address, spec))
+            except ray.exceptions.RayActorError as exc:  # another one comes
+                raise TransientError(f"the actor that starts models on node {self._node} is gone: {exc}") from exc
+
+        start_hosts_by(start)
+        self._sessions.around = replace(self._sessions.around, gpus=gpus)
+        return self.where()
 
     def run(self, work: Work, buffer: Any = None) -> tuple[Done | Failed, list[Any]]:
         """One split; `buffer`: the rows of a stage before. What it made for other stages comes beside the word of it: Ray

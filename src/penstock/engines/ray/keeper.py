@@ -1,0 +1,51 @@
+"""The actor of a node that owns the hosts of models there: it has the node's GPUs, and outlives the workers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from penstock.engines.ray.cluster import node_here, node_run_folder
+from penstock.models.folder_use import FolderUse
+from penstock.models.memory import visible_gpus
+from penstock.models.messages import HostSpec
+from penstock.models.rendezvous import Address, end_hosts
+
+
+class HostKeeper:
+    """Workers of its node ask it to start hosts; whom they find there, they reach by themselves."""
+
+    def __init__(self, run: str) -> None:
+        node, _ = node_here()
+        self._use = FolderUse(node_run_folder(run, node))
+        self._end = threading.Event()
+
+    def gpus(self) -> tuple[str, ...]:
+        """That this actor was given, by the names that CUDA_VISIBLE_DEVICES takes."""
+        return visible_gpus()
+
+    def start(self, address: Address, spec: HostSpec) -> None:
+        address.start(spec)
+
+    def stay(self) -> None:
+        """Returns when it leaves: whoever waits for this hears of its death."""
+        self._end.wait()
+
+    def leave(self) -> None:
+        end_hosts(self._use.folder)
+        self._use.leave()
+        self._end.set()
+
+
+class Keeper:
+    """The driver's side of one node's."""
+
+    def __init__(self, ray: Any, node: str, run: str, gpus: float) -> None:
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here}
+        if gpus:
+            options["num_gpus"] = gpus
+        self.node = node
+        self.actor = ray.remote(HostKeeper).options(**options).remote(run)
+        self.gpus = self.actor.gpus.remote()  # passed on to workers as it is: Ray waits for it
+        self.stays = self.actor.stay.remote()
