@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import ray_cluster
 from penstock.engines.ray import RayEngine, fleet
 from penstock.errors import EngineError, UsageError, WorkerDiedError
 from penstock.testing import check_engine
-from ray_cluster import ROWS, resumable, write_numbers, written
+from ray_cluster import ROWS, write_numbers, written
 
 ray = pytest.importorskip("ray")
 
@@ -195,11 +196,14 @@ def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
 
         def end_node():
             wait_until(lambda: any(stage.rows > 2000 for stage in run.progress()), "rows are done")
+            print("removing", time.time())
             cluster.remove_node(node, allow_graceful=False)
+            print("removed", time.time())
 
         thread = threading.Thread(target=end_node, daemon=True)
         thread.start()
         run.wait()
+        print("ended", time.time())
         thread.join()
         assert written(tmp_path) == [2 * number for number in range(20_000)]
     finally:
@@ -215,8 +219,9 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster, tmp_path)
         driver.kill()
     before = len(list((tmp_path / "out").glob("part-*")))
     assert 4 <= before < 20
-    result = resumable(str(tmp_path)).run()
-    assert result.splits_before >= 4
+    subprocess.run(script, stdout=subprocess.DEVNULL, check=True)
+    sessions = json.loads((tmp_path / "run" / "manifest.json").read_text())["sessions"]
+    assert len(sessions) == 2
     assert written(tmp_path) == [2 * number for number in range(ROWS)]
 
 
@@ -226,7 +231,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster, tmp_path)
 def test_what_no_node_has_is_an_error_that_names_it(cluster):
     p = ps.Pipeline(engine=RayEngine(resource_wait=1.0))
     with pytest.raises(
-        EngineError, match=r"resource hints: resources=\{'moon': 2\}.* a worker needs \{CPU: 1, moon: 2\}.*ram_node: 2"
+        EngineError, match=r"resource hints: resources=\{'moon': 2\}.* a worker needs \{CPU: 0.5, moon: 2\}.*ram_node: 2"
     ):
         (p | ps.Create(range(10)) | ps.Map(str).with_resource_hints(resources={"moon": 2})).collect()
 
@@ -241,11 +246,10 @@ def test_a_cluster_that_cannot_be_reached():
     code = """if True:
         import penstock as ps
         from penstock.engines.ray import RayEngine
-        (ps.Pipeline(engine=RayEngine("127.0.0.1:1")) | ps.Create([1])).collect()
+        (ps.Pipeline(engine=RayEngine("nowhere")) | ps.Create([1])).collect()
     """
-    environment = {**os.environ, "RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_NUM_REDIS_GET_RETRIES": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "EngineError: the Ray cluster at '127.0.0.1:1' cannot be used" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "EngineError: the Ray cluster at 'nowhere' cannot be used" in done.stderr
 
 
 def test_without_ray_it_says_what_to_install():

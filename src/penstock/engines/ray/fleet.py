@@ -88,7 +88,7 @@ class RayFleet:
         self._members: dict[int, _Member] = {}
         self._keepers: dict[str, Keeper] = {}  # by node
         self._gpus = gpu_nodes() if any(pool.on_device for pool in spec.pools.pools) else {}
-        self._leaving: list[tuple[Any, Any]] = []
+        self._leaving: dict[int, tuple[Any, Any]] = {}  # an actor, and its word that it has torn down its steps
         self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
         self._was_ready: set[int] = set()  # pools that have had a worker
         self._looked = self._looked_for_nodes = time.monotonic()
@@ -118,9 +118,8 @@ class RayFleet:
 
     def stop(self, worker: int) -> None:
         member = self._members.pop(worker)
-        word = member.actor.leave.remote()
-        word.future().add_done_callback(lambda _: self._ray.kill(member.actor))  # what it held is free for others
-        self._leaving.append((member.actor, word))
+        self._leaving[worker] = member.actor, (word := member.actor.leave.remote())
+        self._hear(worker, "left", -1, word)
 
     def wake(self) -> None:
         self._events.put(None)
@@ -146,7 +145,7 @@ class RayFleet:
     def close(self) -> None:
         for worker in list(self._members):
             self.stop(worker)
-        words = [word for _, word in self._leaving]
+        words = [word for _, word in self._leaving.values()]
         if words:
             _, late = self._ray.wait(words, num_returns=len(words), timeout=TEARDOWN)
             for _ in late:
@@ -154,9 +153,9 @@ class RayFleet:
         self.kill()
 
     def kill(self) -> None:
-        actors = [actor for actor, _ in self._leaving] + [member.actor for member in self._members.values()]
+        actors = [actor for actor, _ in self._leaving.values()] + [member.actor for member in self._members.values()]
         keepers, self._keepers = list(self._keepers.values()), {}
-        self._leaving, self._members = [], {}
+        self._leaving, self._members = {}, {}
         for actor in actors:
             self._ray.kill(actor)
         if keepers:
@@ -167,12 +166,15 @@ class RayFleet:
     # What is heard.
 
     def _hear(self, worker: int, what: str, task: int, ref: Any) -> None:
+        """The callback runs on the thread on which Ray hears of everything: it may not call Ray."""
         ref.future().add_done_callback(lambda call: self._events.put(_Heard(worker, what, task, call)))
 
     def _event(self, heard: _Heard) -> Event | None:
         """None: of a worker that has left, or is known to be dead."""
         if heard.worker == -1:
             self._kept_no_more(heard.what)
+        elif heard.worker in self._leaving:  # what it holds is for others from now on
+            self._ray.kill(self._leaving.pop(heard.worker)[0])
         member = self._members.get(heard.worker)
         if member is None:
             return None

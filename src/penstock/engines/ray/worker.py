@@ -32,6 +32,8 @@ from penstock.transport.packing import unpack
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
+KEEPER_WAIT = 120.0  # seconds for the driver to start another keeper
+
 
 @dataclass(frozen=True)
 class Where:
@@ -66,6 +68,8 @@ class RayWorker:
         self._use = FolderUse(node_run_folder(run, self._node))
         around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus)
         self._sessions = Sessions(Metrics(), around)
+        self._keeper: Any = None
+        self._changed = threading.Condition()  # guards the keeper
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
         self._executors = [Executor(programs, self._sessions, packed) for _ in range(slots)]
         self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
@@ -76,18 +80,26 @@ class RayWorker:
         return Where(self._node, __version__, sys.version.split()[0])
 
     def settle(self, keeper: Any, gpus: tuple[str, ...]) -> Where:
-        """Before any work: who starts the hosts of models on this node, and which GPUs are theirs."""
-        ray = import_ray()
+        """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs."""
+        with self._changed:
+            self._keeper = keeper
+            self._changed.notify_all()
+        self._sessions.around = replace(self._sessions.around, gpus=gpus)
+        start_hosts_by(self._start_host)
+        return self.where()
 
-        def start(address: Address, spec: HostSpec) -> None:
+    def _start_host(self, address: Address, spec: HostSpec) -> None:
+        """By the keeper; if it is gone, the driver starts another one."""
+        ray = import_ray()
+        while True:
+            keeper = self._keeper
             try:
                 ray.get(keeper.start.remote(address, spec))
-            except ray.exceptions.RayActorError as exc:  # another one comes
-                raise TransientError(f"the actor that starts models on node {self._node} is gone: {exc}") from exc
-
-        start_hosts_by(start)
-        self._sessions.around = replace(self._sessions.around, gpus=gpus)
-        return self.where()
+                return
+            except ray.exceptions.RayActorError as exc:
+                with self._changed:
+                    if not self._changed.wait_for(lambda: self._keeper is not keeper, KEEPER_WAIT):  # noqa: B023
+                        raise TransientError(f"no actor starts models on node {self._node}: {exc}") from exc
 
     def run(self, work: Work, buffer: Any = None) -> tuple[Done | Failed, list[Any]]:
         """One split; `buffer`: the rows of a stage before. What it made for other stages comes beside the word of it: Ray
