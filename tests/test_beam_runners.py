@@ -14,14 +14,17 @@ from pathlib import Path
 import apache_beam as beam
 import cloudpickle
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+from apache_beam.testing.test_stream import TestStream
 
 import beam_programs
 import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import Weights, adding, failing_rows, model_per_key, plain
 from beam_runs import RUNNERS, counters, run
-from penstock.beam import process_sessions
+from penstock.inference import process
 
 HERE = str(Path(__file__).parent)
 
@@ -36,7 +39,7 @@ def nothing_left(descendants, caplog):
     caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
-    wait_until(lambda: process_sessions._pipelines == {})
+    wait_until(lambda: process._used == {})
 
 
 def is_zombie_of_beam(pid):
@@ -131,6 +134,23 @@ def test_processes_share_a_large_model(tests_importable, tmp_path):
     found = run(in_processes, of_penstock, str(tmp_path), runner="processes")
     check_processes(found, tmp_path)
     assert counters(found)["RunInference", "num_inferences"] == 800
+
+
+def test_a_model_is_loaded_once_for_all_bundles(tmp_path):
+    """By a runner that sets up and tears down its functions for each. Each has one element; they come one by one."""
+    rows = TestStream()
+    for number in range(4):
+        rows.add_elements([number]).advance_watermark_to(number)
+    with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions(["--streaming"])) as p:
+        answers = p | rows.advance_watermark_to_infinity() | of_penstock.RunInference(Where(str(tmp_path)))
+        answers | beam.MapTuple(lambda row, _: note(tmp_path / "answers", row))
+    assert sorted((tmp_path / "answers").read_text().split()) == ["0", "1", "2", "3"]
+    assert len((tmp_path / "loads").read_text().split()) == 1
+
+
+def note(path, what):
+    with path.open("a") as file:
+        file.write(f"{what}\n")
 
 
 def test_external_workers(tests_importable, tmp_path):

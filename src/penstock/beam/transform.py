@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
 from penstock.beam.handlers import check_can_change, from_beam
 from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
@@ -22,6 +23,7 @@ from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec, check_shared_models
 
 MAIN = "main"
+KEPT = 1.0  # seconds for which a model waits for the next bundle, on a runner that sets up and tears down for each
 _pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
 
 
@@ -120,7 +122,8 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         steps = _pipelines.setdefault(pcoll.pipeline, _PipelineSteps())
         steps.specs[f"{step} {spec.id}"] = spec
         check_shared_models(steps.specs)
-        do_fn = kind(spec, f"{step} {spec.id}", steps.run)
+        anew = isinstance(pcoll.pipeline.runner, BundleBasedDirectRunner)
+        do_fn = kind(spec, f"{step} {spec.id}", steps.run, KEPT if anew else 0.0)
         inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
             answers = pcoll | "BeamML_RunInference" >> inference
