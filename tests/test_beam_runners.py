@@ -17,7 +17,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
-from apache_beam.testing.test_stream import TestStream
+from apache_beam.testing import test_stream
 
 import beam_programs
 import penstock as ps
@@ -138,7 +138,7 @@ def test_processes_share_a_large_model(tests_importable, tmp_path):
 
 def test_a_model_is_loaded_once_for_all_bundles(tmp_path):
     """By a runner that sets up and tears down its functions for each. Each has one element; they come one by one."""
-    rows = TestStream()
+    rows = test_stream.TestStream()
     for number in range(4):
         rows.add_elements([number]).advance_watermark_to(number)
     with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions(["--streaming"])) as p:

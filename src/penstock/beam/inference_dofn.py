@@ -122,7 +122,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         return self._all_out(hold.stream.push(elements))
 
     def _all_out(self, made: Iterable[Made]) -> Iterable[Any]:
-        """One by one, as Beam takes them: many at once are much work for the garbage collector."""
+        """One by one, as Beam takes them: many at once are work for the garbage collector."""
         return chain.from_iterable(map(self._out, self._abandoning(made)))
 
     def _abandoning(self, made: Iterable[Made]) -> Iterator[Made]:
