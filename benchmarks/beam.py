@@ -4,7 +4,8 @@
     python benchmarks/beam.py [--quick] [--only CASE ...] [--rounds N] [--markdown FILE]
 
 texts: an encoder over texts of mixed lengths. identity: a model that gives back its rows, so that all that is measured is
-around it. single rows: bundles of one row from 12 threads. Every case runs in a fresh process, its clock from before the
+around it. images: rows of an image's size from two worker processes to one model (large_model=True). single rows: bundles
+of one row from 12 threads. Every case runs in a fresh process, its clock from before the
 pipeline is built until its last row is consumed. Ratios are taken within a round; their median is held against the target.
 Nothing is asserted.
 """
@@ -28,7 +29,8 @@ def cases_of(what: str, quick: bool) -> list[Case]:
     if what == "texts":
         texts = {"kind": "mixed", "count": 200 if quick else 600}
         found = [
-            case(f"{BEAM}, buckets, batches of {n}", "texts", base="beam", batch_size=n, buckets=True, **texts)
+            case(f"{BEAM}, {kind} buckets, batches of {n}", "texts", base="beam", batch_size=n, buckets=kind, **texts)
+            for kind in ("its own", "fine")
             for n in (8, 32)
         ]
         return [case(OURS, "texts", base="penstock", **texts), case(BEAM, "texts", base="beam", **texts), *found]
@@ -38,6 +40,10 @@ def cases_of(what: str, quick: bool) -> list[Case]:
             case(f"{name}, batches of 64", "identity", base=name.lower(), batch_size=64, **rows) for name in (OURS, BEAM)
         ]
         return [case(OURS, "identity", base="penstock", **rows), case(BEAM, "identity", base="beam", **rows), *sized]
+    if what == "images":
+        rows = {"rows": 1_000 if quick else 6_000}
+        sized = [case(f"{name}, batches of 32", "images", base=name.lower(), batch_size=32, **rows) for name in (OURS, BEAM)]
+        return [case(OURS, "images", base="penstock", **rows), case(BEAM, "images", base="beam", **rows), *sized]
     single = {"rows": 1_200 if quick else 6_000, "threads": 12}
     return [case(OURS, "single_rows", base="penstock", **single), case(BEAM, "single_rows", base="beam", **single)]
 
@@ -49,12 +55,15 @@ def checks_of(what: str, outcomes: Outcomes) -> list[Check]:
     if what == "identity":
         sized = [f"{name}, batches of 64" for name in (OURS, BEAM)]
         return [speedup(outcomes, OURS, BEAM, 1.0), speedup(outcomes, *sized, 1.0)]
+    if what == "images":
+        sized = [f"{name}, batches of 32" for name in (OURS, BEAM)]
+        return [speedup(outcomes, OURS, BEAM, 3.0), speedup(outcomes, *sized, 3.0)]
     return [speedup(outcomes, OURS, BEAM, 5.0)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ["texts", "identity", "single rows"]
+    kinds = ["texts", "identity", "images", "single rows"]
     parser.add_argument("--quick", action="store_true", help="fewer rows")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--rounds", type=int, default=3)

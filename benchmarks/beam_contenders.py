@@ -3,9 +3,15 @@ module whose names the program uses: "beam" or "penstock"."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,8 @@ from encoder import Answer, Encoder, encoded, encoder, texts_of
 from workload import Stopwatch, outcome
 
 BUCKETS = [16, 32, 64, 128, 256]  # Beam's own, as far as texts go
+FINE_BUCKETS = [*range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32)]
+IMAGE, SOURCES = (3, 224, 224), 8
 
 _seen: list[Any] = []  # what came out of the last step, in this process as the runner is
 _rows: list[Any] = []
@@ -66,7 +74,7 @@ def identity(base: str, rows: int, batch_size: int | None = None) -> dict[str, A
     return outcome(watch, len(_seen), str(sum(_seen)))
 
 
-def texts(base: str, kind: str, count: int, batch_size: int | None = None, buckets: bool = False) -> dict[str, Any]:
+def texts(base: str, kind: str, count: int, batch_size: int | None = None, buckets: str | None = None) -> dict[str, Any]:
     """The encoder of encoder.py. buckets: Beam's way for rows of like length, which needs a duration: one that never cuts.
     Penstock is told how long a text is, and nothing else."""
     api = names(base)
@@ -82,7 +90,8 @@ def texts(base: str, kind: str, count: int, batch_size: int | None = None, bucke
     if batch_size is not None:
         settings |= {"min_batch_size": batch_size, "max_batch_size": batch_size}
     if buckets:
-        settings |= {"max_batch_duration_secs": 600, "batch_bucket_boundaries": BUCKETS}
+        boundaries = FINE_BUCKETS if buckets == "fine" else BUCKETS
+        settings |= {"max_batch_duration_secs": 600, "batch_bucket_boundaries": boundaries}
     if buckets or base == "penstock":
         settings |= {"batch_length_fn": lambda text: encoder().count_tokens([text])[0]}
     _rows[:] = texts_of(kind, count)
@@ -90,6 +99,69 @@ def texts(base: str, kind: str, count: int, batch_size: int | None = None, bucke
     watch = run(api.RunInference(Handler(**settings)))
     answers: list[Answer] = _seen
     return encoded(watch, answers)
+
+
+class Corner:
+    """A model that does next to nothing with an image, and says when. Beam calls it across processes, Penstock calls the
+    handler there."""
+
+    def answer(self, images: list[Any]) -> list[tuple[float, float]]:
+        values = [float(image[0, 0, 0]) for image in images]
+        return [(value, time.time()) for value in values]
+
+
+def images(base: str, rows: int, batch_size: int | None = None) -> dict[str, Any]:
+    """Rows of an image's size from two worker processes to the one model that they share. The clock is the model's: from
+    its first answer to its last, so that nobody's start is on it."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    api = names(base)
+
+    class Handler(api.ModelHandler):  # type: ignore[misc,name-defined]
+        def load_model(self) -> Any:
+            return Corner()
+
+        def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
+            return model.answer(list(batch))
+
+    def generate(source: int) -> Iterator[Any]:
+        for number in range(source, rows, SOURCES):
+            yield np.full(IMAGE, number, np.float32)
+
+    sizes = {} if batch_size is None else {"min_batch_size": batch_size, "max_batch_size": batch_size}
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the workers
+    with tempfile.TemporaryDirectory() as folder, Stopwatch() as watch:
+        options = PipelineOptions(["--direct_running_mode=multi_processing", "--direct_num_workers=2"])
+        with beam.Pipeline(runner="FnApiRunner", options=options) as pipeline:
+            made = pipeline | beam.Create(range(SOURCES)) | beam.FlatMap(generate)
+            made | api.RunInference(Handler(large_model=True, **sizes)) | beam.ParDo(noting(folder))
+        noted = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+    watch.seconds = max(each["last"] for each in noted) - min(each["first"] for each in noted)
+    workers = len({each["pid"] for each in noted})
+    total = sum(each["total"] for each in noted)
+    return outcome(watch, sum(each["rows"] for each in noted), f"{total:.0f}, {workers} workers")
+
+
+def noting(folder: str) -> Any:
+    """A function that writes into a file what its bundle has seen of (value, time)."""
+    import apache_beam as beam
+
+    class Noting(beam.DoFn):  # type: ignore[misc]
+        def start_bundle(self) -> None:
+            self._seen: list[tuple[float, float]] = []
+
+        def process(self, answer: tuple[float, float]) -> None:
+            self._seen.append(answer)
+
+        def finish_bundle(self) -> None:
+            if not self._seen:
+                return
+            values, times = zip(*self._seen, strict=True)
+            noted = {"pid": os.getpid(), "rows": len(values), "total": sum(values), "first": min(times), "last": max(times)}
+            Path(folder, uuid.uuid4().hex).write_text(json.dumps(noted))
+
+    return Noting()
 
 
 def single_rows(base: str, rows: int, threads: int) -> dict[str, Any]:

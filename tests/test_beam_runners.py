@@ -15,14 +15,17 @@ from pathlib import Path
 import apache_beam as beam
 import cloudpickle
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+from apache_beam.testing import test_stream
 
 import beam_programs
 import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import Weights, adding, failing_rows, from_file, model_per_key, plain, written
 from beam_runs import RUNNERS, counters, run
-from penstock.beam import process_sessions
+from penstock.inference import process
 from penstock.models.rendezvous import run_folder
 
 HERE = str(Path(__file__).parent)
@@ -39,7 +42,7 @@ def nothing_left(descendants, caplog):
     caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
-    wait_until(lambda: process_sessions._pipelines == {})
+    wait_until(lambda: process._used == {})
     wait_until(lambda: folders() <= before)
 
 
@@ -142,6 +145,23 @@ def test_processes_share_a_large_model(tests_importable, tmp_path):
     assert counters(found)["RunInference", "num_inferences"] == 800
 
 
+def test_a_model_is_loaded_once_for_all_bundles(tmp_path):
+    """By a runner that sets up and tears down its functions for each. Each has one element; they come one by one."""
+    rows = test_stream.TestStream()
+    for number in range(4):
+        rows.add_elements([number]).advance_watermark_to(number)
+    with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions(["--streaming"])) as p:
+        answers = p | rows.advance_watermark_to_infinity() | of_penstock.RunInference(Where(str(tmp_path)))
+        answers | beam.MapTuple(lambda row, _: note(tmp_path / "answers", row))
+    assert sorted((tmp_path / "answers").read_text().split()) == ["0", "1", "2", "3"]
+    assert len((tmp_path / "loads").read_text().split()) == 1
+
+
+def note(path, what):
+    with path.open("a") as file:
+        file.write(f"{what}\n")
+
+
 def test_external_workers(tests_importable, tmp_path):
     for name in ("each", "large"):
         (tmp_path / name).mkdir()
@@ -232,8 +252,8 @@ def test_a_worker_that_is_killed_fails_the_pipeline_and_leaves_nothing(tests_imp
         folder.mkdir()
         command = [sys.executable, f"{HERE}/beam_killed_worker.py", str(folder), runner]
         started[folder] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for folder, process in started.items():
-        _, errors = process.communicate(timeout=240)
+    for folder, each in started.items():
+        _, errors = each.communicate(timeout=240)
         assert (folder / "died").exists(), errors
         assert process.returncode == 1
         assert "Channel closed prematurely" in errors

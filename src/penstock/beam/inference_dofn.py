@@ -9,8 +9,8 @@ An answer goes out with the windows, the time and the pane of the element that i
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, starmap
 from typing import Any
 
 import apache_beam as beam
@@ -29,18 +29,21 @@ from penstock.inference.stream import open_stream
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
 SAMPLED_EVERY = 16  # rows whose bytes are counted
+NOWHERE = WindowedValue(None, 0, ())
 
 
 class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     """Elements in, answers out, one for each; failures to the outputs that the spec names."""
 
-    def __init__(self, spec: InferenceSpec, step: str, run: str, workers: int = 1) -> None:
+    def __init__(self, spec: InferenceSpec, step: str, run: str, workers: int = 1, kept: float = 0.0) -> None:
         """step: names the session, errors and metrics. run: the id of the pipeline, by which processes find each other;
-        workers: how many there are on a machine, if that is known."""
+        workers: how many there are on a machine, if that is known. kept: seconds for which a model stays after teardown(),
+        where a runner sets up anew for each bundle."""
         self._spec = spec
         self._step = step
         self._run = run
         self._workers = workers
+        self._kept = kept
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
@@ -57,79 +60,101 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     def teardown(self) -> None:
         if self._hold is not None:
             self._finalizer.detach()
-            self._hold.release()
+            self._hold.release(after=self._kept)
             self._hold = None
 
     def start_bundle(self) -> None:
         self._open().abandon()  # the bundle before it may have failed
-        self._origins: list[Any] = []  # the elements of the bundle, with their windows; None: it is answered
-        self._pushed = 0  # of them, those that were submitted
-        self._bytes = self._row_bytes = 0  # of those that were not, about
+        self._elements: list[Any] = []  # that were not submitted yet
+        self._bytes = 0  # of them, about, at the last look
+        self._looked, self._look_at = 0, 1  # at how many of them
+        # Of all elements of the bundle: their windows, times and panes, one object for those that follow each other and are
+        # alike. None: it is answered.
+        self._origins: list[Any] = []
+        self._origin = NOWHERE  # the last one
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
     def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterable[Any] | None:
         """Called for every element; most calls do nothing but to keep it."""
-        self._origins.append(origin)
-        gathered = len(self._origins) - self._pushed
-        if gathered % SAMPLED_EVERY == 1:
-            self._row_bytes = size_of(element)
-        self._bytes += self._row_bytes
-        if gathered < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
+        last = self._origin
+        if (
+            origin.windows is not last.windows
+            or origin.timestamp_micros != last.timestamp_micros
+            or origin.pane_info is not last.pane_info
+        ):
+            last = self._origin = origin.with_value(None)
+        self._origins.append(last)
+        self._elements.append(element)
+        if len(self._elements) < self._look_at:
             return None
-        made, self._waiting = [*self._waiting, *self._push(origin)], []
+        return self._look(origin)
+
+    def _look(self, origin: WindowedValue) -> Iterable[Any] | None:
+        """Submit what was gathered if it is a block; otherwise say when to look again."""
+        rows, row_bytes = len(self._elements), size_of(origin.value)
+        self._bytes += (rows - self._looked) * row_bytes
+        self._looked = rows
+        if rows < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
+            room = 1 + (BLOCK_BYTES - self._bytes) // max(1, row_bytes)
+            self._look_at = rows + min(SAMPLED_EVERY, BLOCK_ROWS - rows, room)
+            return None
+        made, self._waiting = chain(self._waiting, self._push()), []
         if len(origin.windows) == 1:
             return made
-        self._waiting = made  # Beam would multiply the windows of whatever goes out now
+        self._waiting = list(made)  # Beam would multiply the windows of whatever goes out now
         return None
 
     def finish_bundle(self) -> Iterator[Any]:
         yield from self._waiting
         self._waiting = []
-        if self._pushed < len(self._origins):
+        if self._elements:
             yield from self._push()
         hold = self._open()
         if hold.stream is None:
             return
-        with self._abandoning():
-            for made in hold.stream.finish():
-                yield from self._out(made)
+        yield from self._all_out(hold.stream.finish())
         measured = hold.stream.metrics, hold.held.sessions.drain_metrics()
         hold.held.metrics.report(self._step, self._naming, hold.stream.by_model, *measured)
         hold.abandon()
 
-    def _push(self, at_hand: WindowedValue | None = None) -> list[Any]:
-        """Submit what was gathered; what is there to go out. at_hand: the element that this is done for."""
+    def _push(self) -> Iterable[Any]:
+        """Submit what was gathered; what is there to go out."""
         hold = self._open()
         if hold.stream is None:
             hold.stream = open_stream(self._spec, self._step, hold.held.sessions, hold.held.caller())
-        elements = [origin.value for origin in self._origins[self._pushed :]]
-        self._pushed, self._bytes = len(self._origins), 0
-        with self._abandoning():
-            return [each for made in hold.stream.push(elements) for each in self._out(made, at_hand)]
+        elements, self._elements = self._elements, []
+        self._bytes, self._looked, self._look_at = 0, 0, 1
+        return self._all_out(hold.stream.push(elements))
 
-    @contextlib.contextmanager
-    def _abandoning(self) -> Iterator[None]:
+    def _all_out(self, made: Iterable[Made]) -> Iterable[Any]:
+        """One by one, as Beam takes them: many at once are work for the garbage collector."""
+        return chain.from_iterable(map(self._out, self._abandoning(made)))
+
+    def _abandoning(self, made: Iterable[Made]) -> Iterator[Made]:
         """Of errors of the model: a stream that is kept would keep this function, by the frames of the error."""
         try:
-            yield
+            yield from made
         except Exception:
             self._open().abandon()
             raise
 
-    def _out(self, made: Made, at_hand: WindowedValue | None = None) -> list[Any]:
-        """What goes out, with the windows, the time and the pane of the elements. What goes out bare has those of the
-        element at hand: for Beam, that is much less work."""
+    def _out(self, made: Made) -> Iterable[Any]:
+        """What goes out, with the windows, the time and the pane of the elements."""
         rows, at = rows_of(made.block), made.positions
         origins = self._origins[at.start : at.stop] if isinstance(at, range) else [self._origins[each] for each in at]
         if not self._spec.path.prebatched:  # else several answers are of one element
-            for each in at:
-                self._origins[each] = None
-        if made.failed is None and at_hand is not None and all(_are_alike(origin, at_hand) for origin in origins):
-            return rows
+            self._forget(at)
         if made.failed is None:
-            return [origin.with_value(row) for origin, row in zip(origins, rows, strict=True)]
+            return starmap(WindowedValue.with_value, zip(origins, rows, strict=True))
         tag, failed = made.failed, zip(origins, rows, strict=True)
         return [TaggedOutput(tag, origin.with_value(as_beam(*row))) for origin, row in failed]
+
+    def _forget(self, at: Sequence[int]) -> None:
+        if isinstance(at, range) and at.step == 1:
+            self._origins[at.start : at.stop] = [None] * len(at)
+            return
+        for each in at:
+            self._origins[each] = None
 
 
 class RefreshedInferenceDoFn(InferenceDoFn):
@@ -143,12 +168,3 @@ class RefreshedInferenceDoFn(InferenceDoFn):
             self._versions = versions
             announce(versions, self._spec, self._step, self._open().held.sessions.around)
         return super().process(element, origin)
-
-
-def _are_alike(one: WindowedValue, other: WindowedValue) -> bool:
-    """In their windows, times and panes."""
-    return (
-        one.timestamp_micros == other.timestamp_micros
-        and (one.windows is other.windows or one.windows == other.windows)
-        and (one.pane_info is other.pane_info or one.pane_info == other.pane_info)
-    )

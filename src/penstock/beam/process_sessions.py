@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from penstock.beam.metrics import StepMetrics
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.lane import Caller
+from penstock.inference.process import UsedSessions, enter, leave
 from penstock.inference.session import Sessions
 from penstock.models.folder_use import FolderUse
 from penstock.models.memory import visible_gpus
@@ -19,21 +21,17 @@ from penstock.models.place import Surroundings
 from penstock.models.rendezvous import await_hosts, run_folder
 from penstock.observe.metrics import Metrics
 
-_lock = threading.Lock()  # guards the pipelines
-_pipelines: dict[str, PipelineSessions] = {}
-_left: queue.SimpleQueue[Hold] = queue.SimpleQueue()  # by users that were never torn down
+_left: queue.SimpleQueue[tuple[float, Hold]] = queue.SimpleQueue()  # by users that have gone: when to release what they had
 _releasing: list[threading.Thread] = []  # the thread that releases them
 
 
-@dataclass
-class PipelineSessions:
-    """Of one pipeline in this process."""
+@dataclass(kw_only=True, eq=False)
+class PipelineSessions(UsedSessions):
+    """Of one pipeline in this process. Its users are steps, each copied for a thread, that were set up and not torn down."""
 
     run: str
-    sessions: Sessions
     folder: FolderUse
     metrics: StepMetrics = field(default_factory=StepMetrics)
-    users: int = 0  # steps, each copied for a thread, that were set up and not torn down
     own: threading.local = field(default_factory=threading.local)
 
     def caller(self) -> Caller:
@@ -57,49 +55,47 @@ class Hold:
         if stream is not None:
             stream.close()
 
-    def release(self) -> None:
+    def release(self, after: float = 0.0) -> None:
+        """after: seconds, for a user that comes until then. It is not waited for."""
         self.abandon()
-        _closed(self.held)
+        if after:
+            _left.put((time.monotonic() + after, self))
+        else:
+            _closed(self.held)
 
 
 def opened(run: str, user: Any, workers: int = 1) -> tuple[Hold, weakref.finalize[..., Any]]:
     """Those of a pipeline, with one more user, and what is to be detached when that is torn down. Runners that drop one
     whose bundle failed may never do so: then it counts as gone when nothing refers to it."""
-    hold = Hold(_opened(run, workers))
+    hold = Hold(enter(run, lambda: _made(run, workers)))
     # Users may be collected anywhere, also by a thread that holds locks: the queue needs none.
-    finalizer = weakref.finalize(user, _left.put, hold)
+    finalizer = weakref.finalize(user, _left.put, (0.0, hold))
     finalizer.atexit = False
     return hold, finalizer
 
 
 def _release_left() -> None:
     while True:
-        _left.get().release()
+        due, hold = _left.get()
+        time.sleep(max(0.0, due - time.monotonic()))
+        hold.release()
 
 
-def _opened(run: str, workers: int) -> PipelineSessions:
-    with _lock:
-        if not _releasing:
-            _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
-            _releasing[0].start()
-        found = _pipelines.get(run)
-        if found is None:
-            cores, folder = os.cpu_count() or 1, FolderUse(run_folder(run))
-            around = Surroundings(folder=folder.folder, workers=workers, cores=cores, gpus=visible_gpus())
-            found = _pipelines[run] = PipelineSessions(run, Sessions(Metrics(), around), folder)
-        found.users += 1
-        return found
+def _made(run: str, workers: int) -> PipelineSessions:
+    if not _releasing:
+        _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
+        _releasing[0].start()
+    folder = FolderUse(run_folder(run))
+    around = Surroundings(folder=folder.folder, workers=workers, cores=os.cpu_count() or 1, gpus=visible_gpus())
+    return PipelineSessions(run=run, sessions=Sessions(Metrics(), around), folder=folder)
 
 
 def _closed(held: PipelineSessions) -> None:
-    """One user less; the last one ends them. Beam may never say so: then they end with the process."""
-    with _lock:
-        held.users -= 1
-        if held.users or _pipelines.get(held.run) is not held:
-            return
-        del _pipelines[held.run]
-    held.sessions.close(wait=False)
-    threading.Thread(target=_leave, args=(held.folder,), daemon=True).start()
+    """One user less; the last one ends them, and waits for nothing. Beam may never say so: then they end with the
+    process."""
+    if leave(held.run, held):
+        held.sessions.close(wait=False)
+        threading.Thread(target=_leave, args=(held.folder,), daemon=True).start()
 
 
 def _leave(used: FolderUse) -> None:

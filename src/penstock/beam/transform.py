@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import apache_beam as beam
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
 from penstock.beam.handlers import check_can_change, from_beam
 from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
@@ -23,6 +24,7 @@ from penstock.models.folder_use import remove_if_unused
 from penstock.models.rendezvous import run_folder
 
 MAIN = "main"
+KEPT = 1.0  # seconds for which a model waits for the next bundle, on a runner that sets up and tears down for each
 _pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
 
 
@@ -158,7 +160,8 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         steps = _steps_of(pcoll.pipeline)
         steps.specs[f"{step} {spec.id}"] = spec
         check_shared_models(steps.specs)
-        do_fn = kind(spec, f"{step} {spec.id}", steps.run, workers_of(pcoll.pipeline.options))
+        kept = KEPT if isinstance(pcoll.pipeline.runner, BundleBasedDirectRunner) else 0.0
+        do_fn = kind(spec, f"{step} {spec.id}", steps.run, workers_of(pcoll.pipeline.options), kept)
         inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
             return pcoll | "BeamML_RunInference" >> inference, []

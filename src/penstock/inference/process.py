@@ -1,45 +1,64 @@
 """The sessions of this process, for engines that make many workers of one run in it, none of which is the last to be made.
 
-Each is inside `with process_sessions(...)` for as long as it lives: all of them meet in the same sessions, so that each
-model is loaded once and their rows share batches. The last one to leave closes the sessions, in its own thread.
+Each is inside `with process_sessions(...)` for as long as it lives, or calls enter() and leave(): all of them meet in the
+same sessions, so that each model is loaded once and their rows share batches. The last one to leave closes the sessions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from penstock.inference.session import Sessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
 
-@dataclass(slots=True)
-class _Used:
+@dataclass(kw_only=True, eq=False)
+class UsedSessions:
+    """Those of one run in this process."""
+
     sessions: Sessions
     users: int = 0
 
 
+UsedT = TypeVar("UsedT", bound=UsedSessions)
+
 _lock = threading.Lock()  # guards the dict and the counts; never held while sessions close, which may take seconds
-_used: dict[tuple[str, Surroundings], _Used] = {}
+_used: dict[Hashable, UsedSessions] = {}
+
+
+def enter(run: Hashable, make: Callable[[], UsedT]) -> UsedT:
+    """The sessions of a run, with one more user. make: called under the lock, if there are none."""
+    with _lock:
+        if run not in _used:
+            _used[run] = make()
+        used = cast(UsedT, _used[run])
+        used.users += 1
+        return used
+
+
+def leave(run: Hashable, used: UsedSessions) -> bool:
+    """One user less. True for the last one, which has to close the sessions; whoever enters from now on begins anew."""
+    with _lock:
+        used.users -= 1
+        if used.users:
+            return False
+        del _used[run]
+        return True
 
 
 @contextlib.contextmanager
 def process_sessions(run: str, around: Surroundings | None = None) -> Iterator[Sessions]:
-    """The sessions of one run in this process. Steps of the same name are one step in them: another run has others."""
-    key = run, around or Surroundings()
-    with _lock:
-        used = _used.setdefault(key, _Used(Sessions(Metrics(), key[1])))
-        used.users += 1
+    """The sessions of one run in this process. Steps of the same name are one step in them: another run has others. The
+    last user closes them, in its own thread."""
+    place = around or Surroundings()
+    used = enter((run, place), lambda: UsedSessions(sessions=Sessions(Metrics(), place)))
     try:
         yield used.sessions
     finally:
-        with _lock:
-            used.users -= 1
-            last = not used.users
-            if last:
-                del _used[key]  # whoever comes from now on begins anew
-        if last:
+        if leave((run, place), used):
             used.sessions.close()
