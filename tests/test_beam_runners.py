@@ -255,7 +255,7 @@ def test_a_worker_that_is_killed_fails_the_pipeline_and_leaves_nothing(tests_imp
     for folder, each in started.items():
         _, errors = each.communicate(timeout=240)
         assert (folder / "died").exists(), errors
-        assert process.returncode == 1
+        assert each.returncode == 1
         assert "Channel closed prematurely" in errors
         hosts = [int(pid) for pid in (folder / "hosts").read_text().split()]
         wait_until(lambda hosts=hosts: not any(map(is_there, hosts)))

@@ -23,6 +23,10 @@ LAYERS = {
     "cli": {"journal", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors", "version"},
     "beam": {"inference", "io", "models", "observe", "blocks", "failures", "rows", "errors"},
     "engines": {"engines.local"},
+    "engines.ray": {
+        *("engines.local", "journal", "run", "inference", "io", "models", "observe", "pipeline", "options", "transport"),
+        *("crashes", "blocks", "errors", "version"),
+    },
     "engines.local": {
         *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport", "crashes"),
     },

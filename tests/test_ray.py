@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -156,8 +158,6 @@ def test_the_owner_of_hosts_and_a_host_that_are_killed(cluster, tmp_path):
                     killed.append(host)
             time.sleep(0.1)
 
-    import threading
-
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     run.wait()
@@ -192,18 +192,14 @@ def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
         lines = p | ps.ReadFromText(str(tmp_path / "in/*.txt")) | ps.Map(slowly) | ps.Map(ray_cluster.doubled)
         (lines | ps.Reshuffle() | ps.WriteToText(tmp_path / "out"))
         run = p.start()
-        import threading
 
         def end_node():
             wait_until(lambda: any(stage.rows > 2000 for stage in run.progress()), "rows are done")
-            print("removing", time.time())
             cluster.remove_node(node, allow_graceful=False)
-            print("removed", time.time())
 
         thread = threading.Thread(target=end_node, daemon=True)
         thread.start()
         run.wait()
-        print("ended", time.time())
         thread.join()
         assert written(tmp_path) == [2 * number for number in range(20_000)]
     finally:
@@ -234,6 +230,37 @@ def test_what_no_node_has_is_an_error_that_names_it(cluster):
         EngineError, match=r"resource hints: resources=\{'moon': 2\}.* a worker needs \{CPU: 0.5, moon: 2\}.*ram_node: 2"
     ):
         (p | ps.Create(range(10)) | ps.Map(str).with_resource_hints(resources={"moon": 2})).collect()
+
+
+class Elsewhere(RayEngine):
+    """As if the driver had a disk of its own."""
+
+    def fleet(self, spec):
+        return super().fleet(replace(spec, folders=["/nowhere/at/all"]))
+
+
+def test_outputs_that_a_node_does_not_reach(cluster, monkeypatch):
+    monkeypatch.setattr("penstock.io.folders.make_folder", lambda path, *mode: None)
+    rows = ps.Pipeline(engine=Elsewhere()) | ps.Create(range(10)) | ps.Map(str)
+    with pytest.raises(EngineError, match="/nowhere/at/all is not there on node .* must be on storage that all nodes reach"):
+        rows.collect()
+
+
+def test_the_command_line(cluster, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import penstock as ps\n"
+        "with ps.Pipeline() as p:\n"
+        f"    p | ps.Create(range(5)) | ps.Map(str) | ps.WriteToText({str(tmp_path / 'out')!r})\n"
+    )
+    command = [sys.executable, "-m", "penstock.cli", "run"]
+    there = ["--engine", "ray", "--address", cluster.address]
+    done = subprocess.run([*command, *there, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for path in sorted((tmp_path / "out").glob("part-*")) for line in path.read_text().splitlines()]
+    assert lines == ["0", "1", "2", "3", "4"]
+    done = subprocess.run([*command, "--address", "x", str(script)], capture_output=True, text=True, check=False)
+    assert "--address x: it is for --engine ray" in done.stderr
 
 
 def test_another_version_of_penstock_is_refused(cluster, monkeypatch):

@@ -142,6 +142,7 @@ def _flags() -> argparse.ArgumentParser:
     """The flags of commands that run a script. None may be shortened: the script may have one that begins like it."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     flags.add_argument("--engine", choices=ENGINES, help="where to run (default: as the script says)")
+    flags.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster, with --engine ray (default: RAY_ADDRESS)")
     flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
     flags.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
     flags.add_argument(
@@ -175,10 +176,13 @@ def _run_script(arguments: argparse.Namespace) -> int:
     flags = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if "accept_changes" in flags:
         flags["accept_changes"] = tuple(flags["accept_changes"])
+    settings = {} if arguments.address is None else {"address": arguments.address}
+    if settings and arguments.engine != "ray":
+        raise UsageError(f"--address {arguments.address}: it is for --engine ray")
     session = _Session(explains=arguments.command == "explain")
 
     def override(engine: Engine, options: RunOptions) -> tuple[Engine, RunOptions]:
-        session.engine = engine if arguments.engine is None else engine_named(arguments.engine)
+        session.engine = engine if arguments.engine is None else engine_named(arguments.engine, **settings)
         return session, options.replace(flags)
 
     token = engine_override.set(override)

@@ -82,10 +82,10 @@ class Graph:
 ENGINES = {"local": ("penstock.engines.local", "LocalEngine"), "ray": ("penstock.engines.ray", "RayEngine")}
 
 
-def engine_named(name: str) -> Engine:
+def engine_named(name: str, **settings: Any) -> Engine:
     """A new engine of the table."""
     module, engine = ENGINES[name]
-    made: Engine = getattr(importlib.import_module(module), engine)()
+    made: Engine = getattr(importlib.import_module(module), engine)(**settings)
     return made
 
 

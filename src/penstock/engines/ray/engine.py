@@ -6,6 +6,7 @@ Ray is imported where a run needs it: composing a pipeline for it needs none.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ class RayEngine:
         from penstock.engines.local.processes import Guardian
         from penstock.engines.ray.cluster import connect
         from penstock.engines.ray.fleet import RayFleet
+        from penstock.io.folders import make_folder
 
         if spec.pools.in_process:
             with LocalEngine().fleet(spec) as here:
@@ -70,8 +72,13 @@ class RayEngine:
             return
         connect(self.address)
         with Guardian(spec.folders):
+            for folder in spec.folders:
+                make_folder(folder)  # workers look whether their node has it
             fleet = RayFleet(spec, self.resource_wait)
             try:
                 yield fleet
             finally:
                 fleet.kill()
+                for folder in spec.folders:
+                    with contextlib.suppress(OSError):  # parts are in it
+                        os.rmdir(folder)

@@ -106,7 +106,7 @@ class RayFleet:
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
         ).remote(self._programs, chosen.size.slots, chosen.cores, around, self._run)
         self._members[worker] = _Member(actor, pool, time.monotonic(), asked)
-        self._hear(worker, "where", -1, actor.where.remote())
+        self._hear(worker, "where", -1, actor.where.remote(list(self._spec.folders)))
 
     def assign(self, worker: int, work: Work) -> None:
         member = self._members[worker]
@@ -143,8 +143,9 @@ class RayFleet:
                 return [(heard.worker, event)]
 
     def close(self) -> None:
-        for worker in list(self._members):
-            self.stop(worker)
+        for worker, member in list(self._members.items()):
+            if member.is_ready:  # others have nothing to tear down, and may never be
+                self.stop(worker)
         words = [word for _, word in self._leaving.values()]
         if words:
             _, late = self._ray.wait(words, num_returns=len(words), timeout=TEARDOWN)
@@ -199,6 +200,11 @@ class RayFleet:
             raise EngineError(
                 f"a node of the Ray cluster has Penstock {where.version}, and this machine {__version__}: install the same "
                 "version on all of them"
+            )
+        if where.missing:
+            raise EngineError(
+                f"{where.missing[0]} is not there on node {where.node}: outputs of a run on a cluster must be on storage "
+                "that all nodes reach, at the same path, or in an object store"
             )
         member.node = where.node
         if not self._pools[member.pool].hosted:

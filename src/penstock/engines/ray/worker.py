@@ -41,7 +41,7 @@ class Where:
 
     node: str
     version: str
-    python: str
+    missing: tuple[str, ...]  # of the folders that the run writes to
 
 
 @dataclass(eq=False)
@@ -76,8 +76,8 @@ class RayWorker:
         for thread in self._threads:
             thread.start()
 
-    def where(self) -> Where:
-        return Where(self._node, __version__, sys.version.split()[0])
+    def where(self, folders: Sequence[str] = ()) -> Where:
+        return Where(self._node, __version__, tuple(folder for folder in folders if not os.path.isdir(folder)))
 
     def settle(self, keeper: Any, gpus: tuple[str, ...]) -> Where:
         """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs."""
