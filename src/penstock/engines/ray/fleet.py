@@ -282,7 +282,7 @@ class RayFleet:
         is_gone = any(words in told.lower() for words in ("node died", "node has died", "dead node"))
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         is_gone = is_gone or (bool(member.node) and member.node not in alive)
-        return Died(told[:500], killed=True, blameless=is_gone)
+        return Died(told[:2000], killed="creation task" not in told, blameless=is_gone)
 
     # What is looked at now and then.
 

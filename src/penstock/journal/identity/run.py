@@ -27,7 +27,7 @@ from penstock.steps.stage import Outlet, Stage, Step
 _OPTIONS = re.compile(r"(args|kwargs|params|options|config)$")  # settings of handlers that are dicts of settings
 
 # Flags of the command line, which scripts may have too: with a value, and without.
-OWN_FLAGS = {"--engine", "--workers", "--threads-per-worker", "--run-dir", "--accept-change"}
+OWN_FLAGS = {"--address", "--engine", "--workers", "--threads-per-worker", "--run-dir", "--accept-change"}
 OWN_SWITCHES = {"--deterministic", "--progress", "--no-progress", "--fresh", "--input-digests", "--no-input-digests"}
 
 
