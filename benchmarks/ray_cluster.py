@@ -1,11 +1,11 @@
 """Penstock on a Ray cluster, beside plain Ray Data on the same cluster and Penstock's own engine on the same cores.
 
     pip install 'penstock[bench]'
-    python benchmarks/ray_cluster.py [--quick] [--only identity|texts] [--nodes 1|2] [--rounds N] [--markdown FILE]
+    python benchmarks/ray_cluster.py [--quick] [--only identity|texts] [--rounds N] [--markdown FILE]
 
-Every case runs in a fresh process with a fresh cluster on this machine: two cores, on one node or two. Its clock runs from
-before the pipeline is built until its last row is consumed: imports and the start of the cluster are not on it, actors and
-worker processes are, with their imports and the loads of their models. Ray Data encodes texts with several batch sizes; the
+Every case runs in a fresh process with a fresh cluster on this machine: one node with two cores. Its clock runs from before
+the pipeline is built until its last row is consumed: imports and the start of the cluster are not on it, actors and worker
+processes are, with their imports and the loads of their models. Ray Data encodes texts with several batch sizes; the
 fastest of a round counts. Ratios are taken within a round; their median is held against the target. Nothing is asserted.
 """
 
@@ -31,25 +31,32 @@ class Settings:
     rows: int = 10_000_000
     texts: int = 600
     rounds: int = 3
-    nodes: int = 1
 
 
 def identity(settings: Settings) -> list[str]:
     """Three cheap functions, and a model that returns its batch of 1,024."""
-    options = {"rows": settings.rows, "batch_size": 1_024, "nodes": settings.nodes}
-    rivals = {"Ray Data, functions in tasks": "ray_identity", "Ray Data, all in actors": "ray_identity_in_actors"}
-    cases = [*_ours("penstock_identity", options), *[_case(name, call, options) for name, call in rivals.items()]]
+    options = {"rows": settings.rows, "batch_size": 1_024}
+    rivals = {
+        "Ray Data, functions in tasks": "rivals:ray_identity",
+        "Ray Data, all in actors": "ray_contenders:ray_identity_in_actors",
+    }
+    cases = [
+        *_ours("ray_contenders:penstock_identity", options),
+        *[_case(name, call, options) for name, call in rivals.items()],
+    ]
     outcomes = run_rounds(cases, settings.rounds)
     checks = [speedup(outcomes, ON_RAY, rival, at_least=3) for rival in rivals]
     checks += [speedup(outcomes, ON_RAY, OWN, at_least=0.8)]
-    return section(f"Identity, {settings.rows:,} integers, batch size 1,024, {_on(settings)}", outcomes, checks)
+    return section(f"Identity, {settings.rows:,} integers, batch size 1,024", outcomes, checks)
 
 
 def texts(settings: Settings) -> list[str]:
     """A text encoder over film reviews and short questions."""
-    options = {"count": settings.texts, "nodes": settings.nodes}
-    rivals = [_case(f"Ray Data, {size}", "ray_texts", {**options, "batch_size": size}) for size in BATCH_SIZES]
-    outcomes = _with_best(run_rounds([*_ours("penstock_texts", options), *rivals], settings.rounds))
+    options = {"count": settings.texts}
+    rivals = [
+        _case(f"Ray Data, {size}", "ray_contenders:ray_texts", {**options, "batch_size": size}) for size in BATCH_SIZES
+    ]
+    outcomes = _with_best(run_rounds([*_ours("ray_contenders:penstock_texts", options), *rivals], settings.rounds))
     answering = {name: [_answering(done) for done in runs] for name, runs in outcomes.items()}
     checks = [
         speedup(outcomes, ON_RAY, BEST, at_least=2),
@@ -57,7 +64,7 @@ def texts(settings: Settings) -> list[str]:
         _once_loaded(speedup(answering, ON_RAY, BEST, at_least=2)),
         _once_loaded(speedup(answering, ON_RAY, OWN, at_least=0.8)),
     ]
-    return section(f"Texts of mixed lengths, {settings.texts} texts, {_on(settings)}", outcomes, checks)
+    return section(f"Texts of mixed lengths, {settings.texts} texts", outcomes, checks)
 
 
 def _ours(call: str, options: dict[str, Any]) -> list[Case]:
@@ -65,11 +72,7 @@ def _ours(call: str, options: dict[str, Any]) -> list[Case]:
 
 
 def _case(name: str, call: str, options: dict[str, Any]) -> Case:
-    return Case(name=name, call=f"ray_contenders:{call}", options=options)
-
-
-def _on(settings: Settings) -> str:
-    return "one node of two cores" if settings.nodes == 1 else f"{settings.nodes} nodes of one core"
+    return Case(name=name, call=call, options=options)
 
 
 def _with_best(outcomes: Outcomes) -> Outcomes:
@@ -97,12 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Penstock on a Ray cluster, beside Ray Data and its own engine.")
     parser.add_argument("--quick", action="store_true", help="1,000,000 rows, 100 texts and one round: to see that all runs")
     parser.add_argument("--only", choices=SECTIONS, help="one section of the two")
-    parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="of the cluster; they share the two cores")
     parser.add_argument("--rounds", type=int, help="how often each case runs (3)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to this file, too")
     given = parser.parse_args()
     settings = Settings(rows=1_000_000, texts=100, rounds=1) if given.quick else Settings()
-    settings = replace(settings, nodes=given.nodes, rounds=given.rounds or settings.rounds)
+    settings = replace(settings, rounds=given.rounds or settings.rounds)
     lines = []
     for name in [given.only] if given.only else SECTIONS:
         lines += (found := SECTIONS[name](settings))

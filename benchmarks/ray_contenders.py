@@ -1,20 +1,18 @@
 """Penstock on Ray, Penstock's own engine and plain Ray Data over the same work. Every function runs in a fresh process.
 
-A cluster is on this machine and has two cores: one node with both, or two with one each. It is started before the clock;
-on the clock are actors and worker processes, with their imports and the loads of their models.
+A cluster is one node on this machine, with two cores: on two nodes of one core each, the halves that two actors of Ray Data
+leave are too small for its tasks, which never run. It is started before the clock; on the clock are actors and worker
+processes, with their imports and the loads of their models.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from encoder import Answer, encoder, texts_of
 from ours import Identity
-from rivals import ray_identity_on, start_ray, two_actors
+from rivals import start_ray, two_actors
 from text_contenders import TextHandler
 from workload import Stopwatch, add_seven, answer, double, drop_three, outcome
 
@@ -25,36 +23,18 @@ import penstock.engines.ray.fleet
 CORES = 2
 
 
-def cluster(nodes: int) -> Any:
-    """Be a driver of a fresh cluster; return the package ray."""
-    if nodes == 1:
-        return start_ray()
-    os.environ["RAY_TMPDIR"] = tempfile.gettempdir()
-    import ray
-    import ray.data
-    from ray.cluster_utils import Cluster
-
-    core = {"num_cpus": 1, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=core)
-    for _ in range(nodes - 1):
-        made.add_node(**core)
-    ray.init(made.address, log_to_driver=False, logging_level=logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    return ray
-
-
-def _pipeline(engine: str, nodes: int) -> ps.Pipeline:
+def _pipeline(engine: str) -> ps.Pipeline:
     """Two workers."""
     if engine == "ray":
-        cluster(nodes)
+        start_ray()
     return ps.Pipeline(engine=engine, workers=CORES)
 
 
 # Three cheap functions and a model that returns its batch.
 
 
-def penstock_identity(engine: str, rows: int, batch_size: int, nodes: int = 1) -> dict[str, Any]:
-    pipeline = _pipeline(engine, nodes)
+def penstock_identity(engine: str, rows: int, batch_size: int) -> dict[str, Any]:
+    pipeline = _pipeline(engine)
     with Stopwatch() as watch:
         answers = (
             pipeline
@@ -68,14 +48,9 @@ def penstock_identity(engine: str, rows: int, batch_size: int, nodes: int = 1) -
     return outcome(watch, len(answers), total)
 
 
-def ray_identity(rows: int, batch_size: int, nodes: int = 1) -> dict[str, Any]:
-    """Functions in tasks, the model in actors: what is written first."""
-    return ray_identity_on(cluster(nodes), rows, batch_size)
-
-
-def ray_identity_in_actors(rows: int, batch_size: int, nodes: int = 1) -> dict[str, Any]:
+def ray_identity_in_actors(rows: int, batch_size: int) -> dict[str, Any]:
     """All of it in one class: blocks are passed on once."""
-    ray = cluster(nodes)
+    ray = start_ray()
 
     class All:
         def __call__(self, table: Any) -> Any:
@@ -97,18 +72,18 @@ def ray_identity_in_actors(rows: int, batch_size: int, nodes: int = 1) -> dict[s
 # The encoder over texts of mixed lengths, one thread in each of two processes.
 
 
-def penstock_texts(engine: str, count: int, nodes: int = 1) -> dict[str, Any]:
+def penstock_texts(engine: str, count: int) -> dict[str, Any]:
     texts = texts_of("mixed", count)
-    pipeline = _pipeline(engine, nodes)
+    pipeline = _pipeline(engine)
     with Stopwatch() as watch:
         answers = (pipeline | ps.Create(texts) | ps.RunInference(TextHandler())).collect()
     return _encoded(watch, answers)
 
 
-def ray_texts(count: int, batch_size: int, nodes: int = 1) -> dict[str, Any]:
+def ray_texts(count: int, batch_size: int) -> dict[str, Any]:
     """Blocks of a batch or more, eight at least, so that both actors have work to the end."""
     texts = texts_of("mixed", count)
-    ray = cluster(nodes)
+    ray = start_ray()
 
     class Actor:
         def __init__(self) -> None:

@@ -66,12 +66,9 @@ def _see(row: int) -> None:
 
 
 def ray_identity(rows: int, batch_size: int) -> dict[str, Any]:
-    return ray_identity_on(start_ray(), rows, batch_size)
-
-
-def ray_identity_on(ray: Any, rows: int, batch_size: int) -> dict[str, Any]:
     """Ray Data, the model in a pool of 2 actors. Each function is a map_batches over whole Arrow blocks: about a
     quarter of the time of ds.map(), which makes a dict of every row."""
+    ray = start_ray()
 
     class Identity:
         def __call__(self, table: Any) -> Any:
