@@ -44,6 +44,7 @@ bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/poison.py
 	.venv-bench/bin/python benchmarks/journal.py
 	.venv-bench/bin/python benchmarks/keyed.py
+	.venv-bench/bin/python benchmarks/ray_cluster.py
 
 # pip, not uv: it finds the pinned build of torch. An environment is made anew when the dependencies change.
 .venv-%/ready: pyproject.toml

@@ -78,7 +78,7 @@ def ray_identity(rows: int, batch_size: int) -> dict[str, Any]:
         dataset = ray.data.range(rows)
         for function in FUNCTIONS:
             dataset = dataset.map_batches(_over_arrow(function), batch_size=None, batch_format="pyarrow")
-        dataset = dataset.map_batches(Identity, batch_size=batch_size, batch_format="pyarrow", **_two_actors(ray))
+        dataset = dataset.map_batches(Identity, batch_size=batch_size, batch_format="pyarrow", **two_actors(ray))
         count = total = 0
         for batch in dataset.iter_batches(batch_size=None, batch_format="numpy"):
             count += len(batch["id"])
@@ -114,7 +114,7 @@ def ray_parquet(folder: str, model_path: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as output:
         with Stopwatch() as watch:
             dataset = ray.data.read_parquet(str(Path(folder, "input")))
-            dataset = dataset.map_batches(Classifier, batch_size=65_536, batch_format="pyarrow", **_two_actors(ray))
+            dataset = dataset.map_batches(Classifier, batch_size=65_536, batch_format="pyarrow", **two_actors(ray))
             dataset.write_parquet(output, compression=COMPRESSION)
         return check_output(watch, output, model_path)
 
@@ -129,8 +129,8 @@ def start_ray() -> Any:
     return ray
 
 
-def _two_actors(ray: Any) -> dict[str, Any]:
-    # Half a core for each actor: with whole ones, on a machine of two cores, the steps before them never get to run.
+def two_actors(ray: Any) -> dict[str, Any]:
+    """Half a core for each actor: with whole ones, on a machine of two cores, the steps before them never get to run."""
     return {"compute": ray.data.ActorPoolStrategy(size=2), "num_cpus": 0.5}
 
 
