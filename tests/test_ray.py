@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -98,6 +99,13 @@ def wait_until(holds, what, seconds=60):
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+def test_modules_of_the_drivers_path_are_found(cluster, tmp_path, monkeypatch):
+    (tmp_path / "of_the_driver.py").write_text("def tripled(row):\n    return 3 * row\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    tripled = importlib.import_module("of_the_driver").tripled
+    assert (ps.Pipeline(engine="ray") | ps.Create([1, 2]) | ps.Map(tripled)).collect() == [3, 6]
 
 
 # Deaths.

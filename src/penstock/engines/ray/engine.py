@@ -26,7 +26,7 @@ class RayEngine:
     """Runs a pipeline on a Ray cluster.
 
     address: of the cluster, as ray.init() takes it. None: the one that this process is connected to, or that RAY_ADDRESS
-        names, or else one that is started on this machine for as long as the process lives.
+        names, or that runs on this machine, or else one that is started here for as long as the process lives.
     resource_wait: seconds until a step that asks for what no node has ends the run; an autoscaler has that long to add one.
     """
 

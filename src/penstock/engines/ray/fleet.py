@@ -22,6 +22,7 @@ from penstock.errors import EngineError
 from penstock.run.chunks import Chunk
 from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Payload, Progress, Ready, Work
 from penstock.run.pools import Pool
+from penstock.transport.interpreters import import_path
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
@@ -104,7 +105,7 @@ class RayFleet:
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, chosen.size.slots, chosen.cores, around, self._run)
+        ).remote(self._programs, import_path(), chosen.size.slots, chosen.cores, around, self._run)
         self._members[worker] = _Member(actor, pool, time.monotonic(), asked)
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.folders)))
 

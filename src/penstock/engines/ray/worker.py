@@ -61,8 +61,12 @@ class InStore:
 class RayWorker:
     """Ray calls its methods, each on a thread of Ray's own; splits run on threads of its own, which keep their steps."""
 
-    def __init__(self, programs: Mapping[int, bytes], slots: int, cores: int, around: Surroundings, run: str) -> None:
+    def __init__(
+        self, programs: Mapping[int, bytes], path: Sequence[str], slots: int, cores: int, around: Surroundings, run: str
+    ) -> None:
+        """path: where the driver imports from; what of it is on this node is looked through last."""
         crashes.become("worker")
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()
         self._use = FolderUse(node_run_folder(run, self._node))
