@@ -29,6 +29,7 @@ from penstock.version import __version__
 LOOK_EVERY = 1.0  # seconds between two questions how far a split is
 LOOK_FOR_NODES_EVERY = 5.0  # seconds
 TEARDOWN = 30.0  # seconds for all actors to tear down their steps
+HOSTS_END = 10.0  # seconds for all hosts of models to end
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +161,8 @@ class RayFleet:
         self._leaving, self._members = {}, {}
         for actor in actors:
             self._ray.kill(actor)
-        if keepers:
-            self._ray.wait([keeper.actor.leave.remote() for keeper in keepers], num_returns=len(keepers), timeout=TEARDOWN)
+        if keepers:  # one that never came has nothing to end
+            self._ray.wait([keeper.actor.leave.remote() for keeper in keepers], num_returns=len(keepers), timeout=HOSTS_END)
         for keeper in keepers:
             self._ray.kill(keeper.actor)
 
@@ -175,7 +176,7 @@ class RayFleet:
         """None: of a worker that has left, or is known to be dead."""
         if heard.worker == -1:
             self._kept_no_more(heard.what)
-        elif heard.worker in self._leaving:  # what it holds is for others from now on
+        elif heard.what == "left" and heard.worker in self._leaving:  # what it holds is for others from now on
             self._ray.kill(self._leaving.pop(heard.worker)[0])
         member = self._members.get(heard.worker)
         if member is None:
@@ -307,8 +308,13 @@ class RayFleet:
             if member.is_ready or member.pool in self._was_ready or waited < self._wait_for_resources:
                 continue
             missing = lacking(member.asked)
-            if missing is not None:
-                steps = ", ".join(map(str, self._pools[member.pool].stages))
+            steps = ", ".join(map(str, self._pools[member.pool].stages))
+            if missing is None:
+                logger.warning(
+                    "stage %s has waited for a worker for %.0f s: the nodes that could have it are busy", steps, waited
+                )
+                member.since = now
+            else:
                 raise EngineError(
                     f"no node for the workers of stage {steps} (resource hints: {self._pools[member.pool].hints}) after "
                     f"{waited:.0f} s: {missing}; change the hints, or add such a node to the cluster"
