@@ -198,7 +198,7 @@ def test_hosts_killed_at_random(mine, tmp_path, workers):
 
 @pytest.mark.parametrize("deaths", [2, rendezvous.STARTS])
 def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, monkeypatch, deaths):
-    started, start = [], Address._start
+    started, start = [], Address._started
 
     def and_die(address, spec):
         process = start(address, spec)
@@ -208,7 +208,7 @@ def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, m
             process.wait()
         return process
 
-    monkeypatch.setattr(Address, "_start", and_die)
+    monkeypatch.setattr(Address, "_started", and_die)
     rows = ps.Pipeline(workers=0) | ps.Create([1, 2]) | ps.RunInference(Triples(tmp_path, large_model=True))
     if deaths == rendezvous.STARTS:
         with pytest.raises(EngineError, match=f"died {deaths} times before it could be reached"):
