@@ -108,6 +108,50 @@ def test_modules_of_the_drivers_path_are_found(cluster, tmp_path, monkeypatch):
     assert (ps.Pipeline(engine="ray") | ps.Create([1, 2]) | ps.Map(tripled)).collect() == [3, 6]
 
 
+class FromFile(ps.ModelHandler):
+    """Answers with what its file says."""
+
+    def __init__(self, path):
+        super().__init__(max_batch_size=10)
+        self.update_model_path(path)
+
+    def update_model_path(self, model_path):
+        self.path = str(model_path)
+
+    def load_model(self):
+        return Path(self.path).read_text()
+
+    def run_inference(self, batch, model, inference_args=None):
+        time.sleep(0.005 * len(batch))
+        return [(*row, model) for row in batch]
+
+
+def test_models_change_on_all_nodes(cluster, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "1.txt").write_text("one")
+    p = ps.Pipeline(engine="ray")
+    watched = ps.RunInference(
+        FromFile(tmp_path / "models" / "1.txt"), watch_model_pattern=str(tmp_path / "models" / "*.txt"), interval=0.2
+    )
+    rows = p | ps.Create(range(8000)) | ps.Map(node_of) | watched
+    rows | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
+    run = p.start()
+
+    def change():
+        wait_until(lambda: any(stage.rows > 500 for stage in run.progress()), "rows are done")
+        (tmp_path / "models" / "new").write_text("two")
+        (tmp_path / "models" / "new").rename(tmp_path / "models" / "2.txt")
+
+    thread = threading.Thread(target=change, daemon=True)
+    thread.start()
+    run.wait()
+    thread.join()
+    lines = [eval(line) for path in sorted((tmp_path / "out").iterdir()) for line in path.read_text().splitlines()]
+    assert [row for row, _, _ in lines] == list(range(8000))
+    assert {node for _, node, model in lines if model == "two"} == {node for _, node, _ in lines}
+    assert {model for *_, model in lines} == {"one", "two"}
+
+
 # Deaths.
 
 

@@ -123,6 +123,39 @@ class VersionFiles:
         return rows
 
 
+# Between machines: a run has such a folder on each.
+
+
+def wanted_files(folder: str) -> dict[str, bytes]:
+    """What is wanted, of all models of a run, by the names of the files."""
+    found = {}
+    for path in Path(folder).glob("*.versions"):
+        with contextlib.suppress(OSError):
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def exchange(folder: str, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
+    """On another machine: put down what is wanted. What became of it there, by the names of the files."""
+    there = wanted_files(folder)
+    for name, told in wanted.items():
+        if there.get(name) != told:
+            _put(os.path.join(folder, name), json.loads(told))
+    found = {}
+    for path in Path(folder).glob("*.status"):
+        with contextlib.suppress(OSError):
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def add_reports(folder: str, machine: str, reports: Mapping[str, bytes]) -> None:
+    """Put down what another machine said: its processes get names of their own."""
+    with contextlib.suppress(OSError):  # the run has ended
+        for name, told in reports.items():
+            model, process, _ = name.split(".")
+            _put(os.path.join(folder, f"{model}.{machine}-{process}.status"), json.loads(told))
+
+
 def _is_gone(process: int) -> bool:
     try:
         os.kill(process, 0)

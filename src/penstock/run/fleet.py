@@ -127,6 +127,7 @@ class FleetSpec:
     pools: Pools
     around: Surroundings  # of every worker, but for the number of its neighbours
     folders: Sequence[str] = ()  # of this machine, to be removed if this process is killed
+    changes: bool = False  # models may change while the run goes on
 
 
 class Site(Protocol):

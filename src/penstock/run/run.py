@@ -116,7 +116,8 @@ class Run:
     def _work(self, setup: Setup, outputs: Outputs, tally: Tally) -> None:
         layout, pools = setup.layout, setup.pools
         around = self._job.surroundings(pools, layout.run + layout.session)
-        spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders())
+        changes = bool(self._job.graph.branches)
+        spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders(), changes=changes)
         refresh = ModelRefresh(self._job.graph, around, self._rows_of_branch, self.stop)
         with self._job.site.fleet(spec) as fleet:
             try:

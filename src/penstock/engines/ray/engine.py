@@ -40,9 +40,6 @@ class RayEngine:
     def start(self, graph: Graph, options: RunOptions) -> Run:
         from penstock.journal.starting import start_run
 
-        if graph.branches:
-            steps = ", ".join(repr(node.label) for node in graph.branches)
-            raise UsageError(f"step {steps}: models that change while the run goes on do not work on Ray yet")
         return start_run(graph, options, self)
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
@@ -65,6 +62,7 @@ class RayEngine:
         from penstock.engines.ray.cluster import connect
         from penstock.engines.ray.fleet import RayFleet
         from penstock.io.folders import make_folder
+        from penstock.models.rendezvous import end_hosts
 
         if spec.pools.in_process:
             with LocalEngine().fleet(spec) as here:
@@ -79,6 +77,7 @@ class RayEngine:
                 yield fleet
             finally:
                 fleet.kill()
+                end_hosts(spec.around.folder)
                 for folder in spec.folders:
                     with contextlib.suppress(OSError):  # parts are in it
                         os.rmdir(folder)

@@ -8,6 +8,7 @@ done. Ray ends all actors when this process does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -19,6 +20,7 @@ from penstock.engines.ray.cluster import gpu_nodes, import_ray, lacking, wanted
 from penstock.engines.ray.keeper import Keeper
 from penstock.engines.ray.worker import InStore, RayWorker, Where, put_together
 from penstock.errors import EngineError
+from penstock.models.version_files import add_reports, wanted_files
 from penstock.run.chunks import Chunk
 from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Payload, Progress, Ready, Work
 from penstock.run.pools import Pool
@@ -27,6 +29,8 @@ from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
 LOOK_EVERY = 1.0  # seconds between two questions how far a split is
+VERSIONS_EVERY = 0.3  # seconds between two looks at which models are wanted
+KEEPER, VERSIONS = -1, -2  # in the place of a worker: what is heard is of a node
 LOOK_FOR_NODES_EVERY = 5.0  # seconds
 TEARDOWN = 30.0  # seconds for all actors to tear down their steps
 HOSTS_END = 10.0  # seconds for all hosts of models to end
@@ -93,6 +97,7 @@ class RayFleet:
         self._leaving: dict[int, tuple[Any, Any]] = {}  # an actor, and its word that it has torn down its steps
         self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
         self._was_ready: set[int] = set()  # pools that have had a worker
+        self._look_every = VERSIONS_EVERY if spec.changes else LOOK_EVERY
         self._looked = self._looked_for_nodes = time.monotonic()
 
     def start(self, pool: int, worker: int) -> None:
@@ -131,7 +136,7 @@ class RayFleet:
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             self._look()
-            patience = LOOK_EVERY if until is None else min(LOOK_EVERY, max(0.0, until - time.monotonic()))
+            patience = self._look_every if until is None else min(self._look_every, max(0.0, until - time.monotonic()))
             try:
                 heard = self._events.get(timeout=patience)
             except queue.Empty:
@@ -148,6 +153,10 @@ class RayFleet:
         for worker, member in list(self._members.items()):
             if member.is_ready:  # others have nothing to tear down, and may never be
                 self.stop(worker)
+        for node, keeper in self._keepers.items() if self._spec.changes else ():
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                wanted = wanted_files(self._spec.around.folder)
+                add_reports(self._spec.around.folder, node, self._ray.get(keeper.actor.exchange.remote(wanted), timeout=5))
         words = [word for _, word in self._leaving.values()]
         if words:
             _, late = self._ray.wait(words, num_returns=len(words), timeout=TEARDOWN)
@@ -174,8 +183,10 @@ class RayFleet:
 
     def _event(self, heard: _Heard) -> Event | None:
         """None: of a worker that has left, or is known to be dead."""
-        if heard.worker == -1:
+        if heard.worker == KEEPER:
             self._kept_no_more(heard.what)
+        elif heard.worker == VERSIONS:
+            self._take_reports(heard.what, heard.call)
         elif heard.what == "left" and heard.worker in self._leaving:  # what it holds is for others from now on
             self._ray.kill(self._leaving.pop(heard.worker)[0])
         member = self._members.get(heard.worker)
@@ -209,7 +220,7 @@ class RayFleet:
                 "that all nodes reach, at the same path, or in an object store"
             )
         member.node = where.node
-        if not self._pools[member.pool].hosted:
+        if not (self._pools[member.pool].hosted or self._spec.changes):
             return self._ready(member)
         if where.node not in self._keepers:
             self._keep(where.node)
@@ -224,12 +235,13 @@ class RayFleet:
     # The hosts of models.
 
     def _keep(self, node: str) -> None:
-        keeper = self._keepers[node] = Keeper(self._ray, node, self._run, self._gpus.get(node, 0))
-        keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(-1, node, -1, call)))
+        wanted = wanted_files(self._spec.around.folder)
+        keeper = self._keepers[node] = Keeper(self._ray, node, self._run, self._gpus.get(node, 0), wanted)
+        keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(KEEPER, node, -1, call)))
 
     def _settle(self, worker: int, member: _Member) -> None:
         keeper = self._keepers[member.node]
-        self._hear(worker, "settled", -1, member.actor.settle.remote(keeper.actor, keeper.gpus))
+        self._hear(worker, "settled", -1, member.actor.settle.remote(keeper.actor, keeper.gpus, keeper.versions))
 
     def _kept_no_more(self, node: str) -> None:
         """A keeper is gone. Hosts that it has started live on; another one starts those that are needed later."""
@@ -241,6 +253,20 @@ class RayFleet:
                 self._keep(node)
                 for worker, member in mine.items():
                     self._settle(worker, member)
+
+    def _exchange(self) -> None:
+        """What is wanted of models that change goes to all nodes, and what became of it comes from there."""
+        wanted = wanted_files(self._spec.around.folder)
+        for node, keeper in self._keepers.items():
+            if not keeper.is_asked:
+                keeper.is_asked = True
+                self._hear(VERSIONS, node, -1, keeper.actor.exchange.remote(wanted))
+
+    def _take_reports(self, node: str, call: Any) -> None:
+        if node in self._keepers:
+            self._keepers[node].is_asked = False
+        if call.exception() is None:
+            add_reports(self._spec.around.folder, node, call.result())
 
     def _placed(self, pool: Pool, worker: int) -> dict[str, Any]:
         """Workers that feed a device are on a node that has one."""
@@ -290,9 +316,11 @@ class RayFleet:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY:
+        if now - self._looked < self._look_every:
             return
         self._looked = now
+        if self._spec.changes:
+            self._exchange()
         for worker, member in self._members.items():
             if member.running and not member.is_asked:
                 member.is_asked = True

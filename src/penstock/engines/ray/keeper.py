@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.engines.ray.cluster import node_here, node_run_folder
@@ -10,6 +11,7 @@ from penstock.models.folder_use import FolderUse
 from penstock.models.memory import visible_gpus
 from penstock.models.messages import HostSpec
 from penstock.models.rendezvous import Address, end_hosts
+from penstock.models.version_files import exchange
 
 
 class HostKeeper:
@@ -27,6 +29,10 @@ class HostKeeper:
     def start(self, address: Address, spec: HostSpec) -> None:
         address.start(spec)
 
+    def exchange(self, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Which versions of models are wanted on this node; what its processes say of them."""
+        return exchange(self._use.folder, wanted)
+
     def stay(self) -> None:
         """Returns when it leaves: whoever waits for this hears of its death."""
         self._end.wait()
@@ -40,7 +46,7 @@ class HostKeeper:
 class Keeper:
     """The driver's side of one node's."""
 
-    def __init__(self, ray: Any, node: str, run: str, gpus: float) -> None:
+    def __init__(self, ray: Any, node: str, run: str, gpus: float, wanted: Mapping[str, bytes]) -> None:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": here}
         if gpus:
@@ -48,4 +54,6 @@ class Keeper:
         self.node = node
         self.actor = ray.remote(HostKeeper).options(**options).remote(run)
         self.gpus = self.actor.gpus.remote()  # passed on to workers as it is: Ray waits for it
+        self.versions = self.actor.exchange.remote(wanted)  # the same
+        self.is_asked = False  # what its processes say
         self.stays = self.actor.stay.remote()

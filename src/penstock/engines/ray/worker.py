@@ -83,8 +83,9 @@ class RayWorker:
     def where(self, folders: Sequence[str] = ()) -> Where:
         return Where(self._node, __version__, tuple(folder for folder in folders if not os.path.isdir(folder)))
 
-    def settle(self, keeper: Any, gpus: tuple[str, ...]) -> Where:
-        """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs."""
+    def settle(self, keeper: Any, gpus: tuple[str, ...], versions: object) -> Where:
+        """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs.
+        versions: are known on this node, once this is called."""
         with self._changed:
             self._keeper = keeper
             self._changed.notify_all()
