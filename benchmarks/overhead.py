@@ -1,7 +1,7 @@
 """What Penstock costs, against a bare loop, Apache Beam, Ray Data and Daft on the same rows in the same run.
 
     pip install 'penstock[bench]'
-    python benchmarks/overhead.py [--quick] [--only overhead|parquet|memory|start] [--rounds N] [--markdown FILE]
+    python benchmarks/overhead.py [--quick] [--only overhead|parquet|daft|memory|start] [--rounds N] [--markdown FILE]
 
 Every case runs in a fresh process, its clock from before the pipeline is built until its last row is consumed.
 Not on the clock: imports in that process, and `ray.init()`. On the clock: the worker processes that Penstock starts,
@@ -102,6 +102,25 @@ def _classify(settings: Settings, kind: str, folder: str) -> list[str]:
     return section(f"Parquet to Parquet, {kind} over 20 columns, {settings.rows:,} rows", outcomes, checks)
 
 
+def daft(settings: Settings) -> list[str]:
+    """The same job with no setting beside Daft, also with ten times as many rows: whole processes, imports on the clock."""
+    lines = []
+    for rows in (settings.rows, 10 * settings.rows):
+        with tempfile.TemporaryDirectory() as folder:
+            made = {"folder": folder, "rows": rows, "kinds": CLASSIFIERS}
+            run_case(Case(name="input files", call="workload:make_tables", options=made))
+            for kind in CLASSIFIERS:
+                options = {"folder": folder, "model_path": str(Path(folder, MODEL_FILE.format(kind=kind)))}
+                cases = [
+                    Case(name=NO_SETTING, call="ours:parquet", options=options),
+                    Case(name="Daft", call="rivals:daft_parquet", options=options),
+                ]
+                outcomes = run_rounds(cases, settings.rounds)
+                checks = [job_speedup(outcomes, NO_SETTING, "Daft", at_least=1)]
+                lines += section(f"{kind}, {rows:,} rows, whole process", outcomes, checks)
+    return lines
+
+
 def _both_modes(call: str, options: dict[str, Any]) -> list[Case]:
     modes = {IN_PROCESS: 0, WORKERS: None}  # Pipeline(workers=...)
     return [Case(name=name, call=call, options={**options, "workers": mode}) for name, mode in modes.items()]
@@ -139,6 +158,7 @@ def start(settings: Settings) -> list[str]:
 SECTIONS: dict[str, Callable[[Settings], list[str]]] = {
     "overhead": overhead,
     "parquet": parquet,
+    "daft": daft,
     "memory": memory,
     "start": start,
 }
@@ -147,7 +167,7 @@ SECTIONS: dict[str, Callable[[Settings], list[str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Penstock's overhead, beside other systems on the same work.")
     parser.add_argument("--quick", action="store_true", help="100,000 rows and one round: to see that all of it runs")
-    parser.add_argument("--only", choices=SECTIONS, help="one section of the four")
+    parser.add_argument("--only", choices=SECTIONS, help="one section")
     parser.add_argument("--rounds", type=int, help="how often each case runs (3)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to this file, too")
     given = parser.parse_args()
