@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import json
 import os
@@ -146,7 +148,7 @@ def test_models_change_on_all_nodes(cluster, tmp_path):
     thread.start()
     run.wait()
     thread.join()
-    lines = [eval(line) for path in sorted((tmp_path / "out").iterdir()) for line in path.read_text().splitlines()]
+    lines = read_rows(tmp_path)
     assert [row for row, _, _ in lines] == list(range(8000))
     assert {node for _, node, model in lines if model == "two"} == {node for _, node, _ in lines}
     assert {model for *_, model in lines} == {"one", "two"}
@@ -199,35 +201,36 @@ def test_the_owner_of_hosts_and_a_host_that_are_killed(cluster, tmp_path):
     killed = []
 
     def kill():
-        while len(killed) < 2:
-            stages = run.progress()
-            if stages and stages[-1].rows >= 20:
-                for owner in processes("ray::HostKeeper"):
-                    os.kill(owner, signal.SIGKILL)
-                    killed.append(owner)
-                for host in processes("penstock.models.broker"):
-                    os.killpg(host, signal.SIGKILL)
-                    killed.append(host)
-            time.sleep(0.1)
+        wait_until(lambda: any(stage.rows >= 20 for stage in run.progress()), "rows are done")
+        for host in hosts():
+            owner = int(Path(f"/proc/{host}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(owner, signal.SIGKILL)
+            os.killpg(host, signal.SIGKILL)
+            killed.extend([owner, host])
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     run.wait()
-    lines = [eval(line) for path in sorted((tmp_path / "out").iterdir()) for line in path.read_text().splitlines()]
-    assert [row for row, _ in lines] == list(range(600))
-    assert len(killed) >= 2
+    thread.join()
+    assert [row for row, _ in read_rows(tmp_path)] == list(range(600))
+    assert len(killed) == 2
 
 
-def processes(name):
-    """Ids of processes with this name in their command line."""
+def hosts():
+    """The processes of brokers on the nodes of this cluster."""
+    nodes = [node["NodeID"][:12] for node in ray.nodes()]
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if name in path.joinpath("cmdline").read_text():
+        with contextlib.suppress(OSError):
+            command = path.joinpath("cmdline").read_text()
+            if "penstock.models.broker" in command and any(node in command for node in nodes):
                 found.append(int(path.name))
-        except OSError:
-            continue
     return found
+
+
+def read_rows(folder):
+    paths = sorted((folder / "out").glob("part-*"))
+    return [ast.literal_eval(line) for path in paths for line in path.read_text().splitlines()]
 
 
 def slowly(line):
