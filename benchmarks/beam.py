@@ -33,7 +33,9 @@ def cases_of(what: str, quick: bool) -> list[Case]:
             for kind in ("its own", "fine")
             for n in (8, 32)
         ]
-        return [case(OURS, "texts", base="penstock", **texts), case(BEAM, "texts", base="beam", **texts), *found]
+        both = {OURS: "penstock", BEAM: "beam"}
+        found += [case(f"{name}, two copies", "texts", base=base, copies=2, **texts) for name, base in both.items()]
+        return [*[case(name, "texts", base=base, **texts) for name, base in both.items()], *found]
     if what == "identity":
         rows = {"rows": 50_000 if quick else 400_000}
         sized = [
@@ -51,7 +53,8 @@ def cases_of(what: str, quick: bool) -> list[Case]:
 def checks_of(what: str, outcomes: Outcomes) -> list[Check]:
     if what == "texts":
         best = min((name for name in outcomes if "buckets" in name), key=lambda name: sum(o.seconds for o in outcomes[name]))
-        return [speedup(outcomes, OURS, best, 1.0), speedup(outcomes, OURS, BEAM, 2.0)]
+        copies = [f"{name}, two copies" for name in (OURS, BEAM)]
+        return [speedup(outcomes, OURS, best, 1.0), speedup(outcomes, OURS, BEAM, 2.0), speedup(outcomes, *copies, 2.0)]
     if what == "identity":
         sized = [f"{name}, batches of 64" for name in (OURS, BEAM)]
         return [speedup(outcomes, OURS, BEAM, 1.0), speedup(outcomes, *sized, 1.0)]

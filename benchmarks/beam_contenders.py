@@ -74,9 +74,11 @@ def identity(base: str, rows: int, batch_size: int | None = None) -> dict[str, A
     return outcome(watch, len(_seen), str(sum(_seen)))
 
 
-def texts(base: str, kind: str, count: int, batch_size: int | None = None, buckets: str | None = None) -> dict[str, Any]:
-    """The encoder of encoder.py. buckets: Beam's way for rows of like length, which needs a duration: one that never cuts.
-    Penstock is told how long a text is, and nothing else."""
+def texts(
+    base: str, kind: str, count: int, batch_size: int | None = None, buckets: str | None = None, copies: int | None = None
+) -> dict[str, Any]:
+    """The encoder of encoder.py, on one thread. buckets: Beam's way for rows of like length, which needs a duration: one
+    that never cuts. Penstock is told how long a text is, and nothing else; or to keep copies, one for each core."""
     api = names(base)
 
     class Handler(api.ModelHandler):  # type: ignore[misc,name-defined]
@@ -92,6 +94,8 @@ def texts(base: str, kind: str, count: int, batch_size: int | None = None, bucke
     if buckets:
         boundaries = FINE_BUCKETS if buckets == "fine" else BUCKETS
         settings |= {"max_batch_duration_secs": 600, "batch_bucket_boundaries": boundaries}
+    if copies is not None:
+        settings |= {"model_copies": copies}
     if buckets or base == "penstock":
         settings |= {"batch_length_fn": lambda text: encoder().count_tokens([text])[0]}
     _rows[:] = texts_of(kind, count)

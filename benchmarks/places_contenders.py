@@ -21,11 +21,11 @@ from workload import Stopwatch, outcome
 
 import penstock as ps
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
+from penstock.models.host_address import end_hosts, run_folder
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.metrics import Metrics
 
 PROCESSES = 4  # that call
@@ -84,7 +84,7 @@ class ImageHandler(ps.ModelHandler[Any, Any, Images]):
 
 def penstock_trips(read: bool) -> dict[str, Any]:
     """A list of arrays, as rows are, from its submission to its answers."""
-    with _run() as around, contextlib.closing(Sessions(Metrics(), around)) as sessions:
+    with _run() as around, contextlib.closing(ProcessSessions(Metrics(), around)) as sessions:
         session = sessions.open("step", InferenceSpec.of(ImageHandler(read, large_model=True)))
         lane = session.join(Caller())
 
@@ -179,7 +179,7 @@ def penstock_crowd() -> dict[str, Any]:
 
 
 def _through_host(around: Surroundings) -> Visit:
-    session = Sessions(Metrics(), around).open("step", InferenceSpec.of(DeviceHandler(large_model=True)))
+    session = ProcessSessions(Metrics(), around).open("step", InferenceSpec.of(DeviceHandler(large_model=True)))
 
     def visit(rows: Iterable[int]) -> int:
         lane, total = session.join(Caller()), 0

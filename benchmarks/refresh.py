@@ -1,7 +1,7 @@
 """What it costs to replace a model while the pipeline runs, and whether every answer is that of the model it names.
 
     pip install 'penstock[bench]'
-    python benchmarks/refresh.py [--quick] [--only CASE ...] [--folder DIR] [--markdown FILE]
+    python benchmarks/refresh.py [--quick] [--only CASE ...] [--control SECONDS] [--folder DIR] [--markdown FILE]
 
 Under full load: a PyTorch model of 200 MB, batches of 20 to 50 ms, and rows without end. A new file is put into the watched
 folder every 7 seconds. Each batch notes when it began and ended, in whatever process. Of each change, the slower of the
@@ -12,7 +12,8 @@ which nothing changes: that much is the machine's. "Usual priority" is a handler
 
 Many changes: a model of 50 MB (with keys: one for each of two) is replaced 100 times, as soon as the last one has answered a
 batch, while 8 threads submit. Every answer is compared with what the model of its `model_id` answers, and the memory of the
-process that holds the model after the last change with that before the first.
+process that holds the model after the last change with that before the first; so is the number of models that are alive in
+it. `--control` makes one change only, and the same rows for as long: what memory grows by then is the rows'.
 
 Each case runs in a fresh process. Nothing is asserted.
 """
@@ -72,6 +73,7 @@ class Settings:
     changes: int = 5
     many: int = 100
     threads: int = 8
+    rest: float = 2.0  # seconds of rows after the last of many changes
 
 
 def refresh(settings: Settings, names: Sequence[str]) -> list[str]:
@@ -94,8 +96,8 @@ def _run_network(settings: Settings, name: str) -> Outcome:
 
 
 def _run_tables(settings: Settings, name: str) -> Outcome:
-    options = {"folder": settings.folder, "versions": settings.many, "threads": settings.threads, **TABLES[name]}
-    return _told(name, run_case(Case(name=name, call="refresh_runs:tables", options=options)))
+    options = {"folder": settings.folder, "versions": settings.many, "threads": settings.threads, "rest": settings.rest}
+    return _told(name, run_case(Case(name=name, call="refresh_runs:tables", options=options | TABLES[name])))
 
 
 def _told(name: str, done: Outcome) -> Outcome:
@@ -154,21 +156,35 @@ def _each(done: Outcome, name: str, changes: int) -> list[float]:
 
 
 def _many(settings: Settings, outcomes: dict[str, Outcome]) -> list[str]:
-    rows = [["the model", "seconds", "changes that answered", "answers", "wrong", "MB before", "at most", "after"]]
+    rows = [
+        [
+            "the model",
+            "seconds",
+            "changes that answered",
+            "answers",
+            "wrong",
+            "MB before",
+            "at most",
+            "after",
+            "models alive",
+        ]
+    ]
     checks: list[Check] = []
     for name, done in outcomes.items():
         if done.error:
-            rows.append([PLACES[name], done.error, "", "", "", "", "", ""])
+            rows.append([PLACES[name], done.error, "", "", "", "", "", "", ""])
             continue
         figures = done.figures
         held = [f"{figures[what] / MB:,.0f}" for what in ("before", "most", "after")]
+        held.append(f"{figures['alive']:.0f}")
         wrong = f"{figures['wrong']:.0f}"
         rows.append([PLACES[name], f"{done.seconds:.0f}", f"{figures['changes']:.0f}", f"{done.rows:,}", wrong, *held])
         grown = [(figures["after"] - figures["before"]) / MB]
         limit = TABLE_BYTES / MB / 2
         checks.append(Check(label=f"{PLACES[name]}: memory gained", values=grown, limit=limit, unit=" MB"))
         checks.append(Check(label=f"{PLACES[name]}: wrong answers", values=[figures["wrong"]], limit=0))
-    title = f"### {settings.many} changes of a model of {TABLE_BYTES // MB} MB"
+    many = "One change" if settings.many == 1 else f"{settings.many} changes"
+    title = f"### {many} of a model of {TABLE_BYTES // MB} MB"
     return [title, "", *table(rows), "", *check_table(checks), ""]
 
 
@@ -177,10 +193,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Models that change while the pipeline runs: what that costs.")
     parser.add_argument("--quick", action="store_true", help="few changes: to see that all of it runs")
     parser.add_argument("--only", choices=names, nargs="+", metavar="CASE", help=f"of {', '.join(names)}")
+    what = "of many changes, make one, and go on with the rows for so long: the memory that is not the models'"
+    parser.add_argument("--control", type=float, metavar="SECONDS", help=what)
     parser.add_argument("--folder", help="where files go, 1.5 GB of them (a temporary folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to this file, too")
     given = parser.parse_args()
     default = Settings(changes=2, many=5) if given.quick else Settings()
+    if given.control is not None:
+        default = replace(default, many=1, rest=given.control)
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="penstock-refresh-") as folder:
         lines = refresh(replace(default, folder=folder), given.only or names)
     print("\n".join(lines), flush=True)

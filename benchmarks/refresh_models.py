@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import ClassVar, NamedTuple, TextIO
 
 import torch
 from keyed_inputs import own_bytes
@@ -32,6 +33,7 @@ class Batch(NamedTuple):
     rows: int
     version: int
     own_bytes: int  # of its process, neither of files nor shared; 0: nobody looked
+    alive: int  # Tables in its process; 0 the same
 
 
 class Notes:
@@ -40,19 +42,19 @@ class Notes:
     _files: dict[int, TextIO] = {}  # by process: a fork has its own
 
     @classmethod
-    def add(cls, began: float, rows: int, version: int, held: int = 0) -> None:
+    def add(cls, began: float, rows: int, version: int, held: int = 0, alive: int = 0) -> None:
         process = os.getpid()
         if process not in cls._files:
             cls._files[process] = open(Path(os.environ[NOTES], f"{process}.batches"), "a", buffering=1)  # noqa: SIM115
-        cls._files[process].write(f"{process} {began} {time.monotonic()} {rows} {version} {held}\n")
+        cls._files[process].write(f"{process} {began} {time.monotonic()} {rows} {version} {held} {alive}\n")
 
     @staticmethod
     def read(folder: str) -> Iterator[Batch]:
         """The batches of all processes so far."""
         for path in Path(folder).glob("*.batches"):
             for line in path.read_text().splitlines():
-                process, began, ended, rows, version, held = line.split()
-                yield Batch(int(process), float(began), float(ended), int(rows), int(version), int(held))
+                process, began, ended, *counts = line.split()
+                yield Batch(int(process), float(began), float(ended), *map(int, counts))
 
 
 class Network(nn.Module):
@@ -80,9 +82,11 @@ class Table(nn.Module):
 
     values: torch.Tensor
     version: torch.Tensor
+    alive: ClassVar[weakref.WeakSet[Table]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         super().__init__()
+        self.alive.add(self)
         self.register_buffer("values", torch.empty(VALUES, dtype=torch.int32))
         self.register_buffer("version", torch.zeros(1, dtype=torch.int64))
         self._looked = 0.0
@@ -93,7 +97,7 @@ class Table(nn.Module):
         answers = self.values[rows * STEP % VALUES]
         if began - self._looked > MEMORY_EVERY:
             self._looked = began
-            Notes.add(began, len(rows), version, own_bytes(Path("/proc/self")))
+            Notes.add(began, len(rows), version, own_bytes(Path("/proc/self")), len(self.alive))
         if not self._is_known:
             self._is_known = True
             mark_of(os.environ[NOTES], version).touch()

@@ -133,10 +133,11 @@ def _sums(folder: str) -> tuple[int, int]:
 
 
 class Tables:
-    """Versions of a Table, or of one for each key: the next one as soon as the last has answered a batch."""
+    """Versions of a Table, or of one for each key: the next one as soon as the last has answered a batch. Rows go on for
+    `rest` seconds after the last."""
 
-    def __init__(self, own: str, versions: int, keys: Sequence[str]) -> None:
-        self._own, self._versions, self._keys = own, versions, keys
+    def __init__(self, own: str, versions: int, keys: Sequence[str], rest: float) -> None:
+        self._own, self._versions, self._keys, self._rest = own, versions, keys, rest
         self._last = len(keys) - 1  # those that the pipeline begins with
 
     def look(self) -> list[Any]:
@@ -144,7 +145,8 @@ class Tables:
         if not mark.exists():
             return []
         is_first, is_last = self._last < len(self._keys), self._last == self._versions + len(self._keys) - 1
-        if (is_first or is_last) and time.time() - mark.stat().st_mtime < CALM:
+        calm = self._rest if is_last else CALM if is_first else 0.0
+        if time.time() - mark.stat().st_mtime < calm:
             return []
         if is_last:
             Path(self._own, "stop").touch()
@@ -163,7 +165,9 @@ def _table(own: str, version: int) -> str:
     return f"{own}/{version}.pt"
 
 
-def tables(folder: str, versions: int, workers: int, threads: int, large_model: bool, keyed: bool) -> dict[str, Any]:
+def tables(
+    folder: str, versions: int, workers: int, threads: int, large_model: bool, keyed: bool, rest: float = CALM
+) -> dict[str, Any]:
     """Version after version, while threads submit. Every answer is held against its version."""
     warned = _Warnings()
     keys = KEYS if keyed else ("",)
@@ -180,7 +184,7 @@ def tables(folder: str, versions: int, workers: int, threads: int, large_model: 
         if keyed:
             block = [(keys[at % len(keys)], row) for at, row in enumerate(block)]
         with Stopwatch() as watch, ps.Pipeline(workers=workers, threads_per_worker=threads) as p:
-            metadata = p | ps.WatchModels(Tables(own, versions, keys), interval=0.05)
+            metadata = p | ps.WatchModels(Tables(own, versions, keys, rest), interval=0.05)
             answers = p | ps.Read(Feed(f"{own}/stop", threads, block))
             answers |= ps.RunInference(handler, model_metadata_pcoll=metadata)
             answers | ps.MapBatches(_checked_tables, batch_size=4_096) | ps.WriteToText(f"{own}/parts")
@@ -215,10 +219,12 @@ def _memory(own: str, models: int) -> dict[str, float]:
     """What the process with the models held before the first change, at most, and after the last; and its changes."""
     batches = sorted(Notes.read(own), key=lambda batch: batch.ended)
     ended = batches[-1].ended
+    changed = min(batch.ended for batch in batches if batch.version >= models)
     return {
-        "before": statistics.median(batch.own_bytes for batch in batches if batch.version < models),  # most of it is calm
+        "before": statistics.median(batch.own_bytes for batch in batches if batch.ended < changed),  # most of it is calm
         "most": max(batch.own_bytes for batch in batches),
         "after": statistics.median(batch.own_bytes for batch in batches if batch.ended > ended - 1),
+        "alive": max(batch.alive for batch in batches if batch.ended > ended - 1),
         "processes": len({batch.process for batch in batches}),
         "changes": len({batch.version for batch in batches}) - models,
     }

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from encoder import Answer, Encoder, encoded, encoder, texts_of
+from encoder import Answer, Encoder, encoded, encoder, model_folder, texts_of
 from ours import Identity
 from rivals import start_ray
 from workload import Stopwatch, answer, outcome
 
 import penstock as ps
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.observe.metrics import Metrics
@@ -24,7 +24,11 @@ BEAM_BUCKETS = [16, 32, 64, 128, 256]  # Beam's own, as far as texts go
 
 
 class TextHandler(ps.ModelHandler[str, Answer, Encoder]):
-    """Lengths are counted with the tokenizer, so that every text is tokenised twice: the loops do that beforehand."""
+    """Lengths are counted with the tokenizer, so that every text is tokenised twice: the loops do that beforehand. It names
+    its files, so that workers load at once: of a model of unknown size the first copy is measured before there are more."""
+
+    def model_files(self) -> list[str]:
+        return [model_folder()]
 
     def load_model(self) -> Encoder:
         return encoder()
@@ -143,7 +147,7 @@ def _timed(call: Callable[[list[int]], list[int]], blocks: list[list[int]]) -> d
 
 
 def _through_session() -> Callable[[list[int]], list[int]]:
-    session = Sessions(Metrics()).open("step", InferenceSpec.of(Identity(max_batch_size=BATCH_SIZE)))
+    session = ProcessSessions(Metrics()).open("step", InferenceSpec.of(Identity(max_batch_size=BATCH_SIZE)))
     lane = session.join(Caller())
 
     def call(block: list[int]) -> list[int]:

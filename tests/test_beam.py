@@ -48,11 +48,23 @@ def in_folder(folder, name):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_gives_the_same_with_either(program, tmp_path):
-    expected = run(program, of_beam, in_folder(tmp_path, "beam"))
+    expected = run_by_beam(program, tmp_path)
     found = run(program, of_penstock, in_folder(tmp_path, "penstock"))
     assert sum(map(len, expected.values())) > 0
     for name in expected:
         assert without_times(found[name]) == without_times(expected[name]), name
+
+
+def run_by_beam(program, folder, tries=4):
+    """With Beam's own. On a busy machine its look at a pattern gives the newest model twice now and then, which it refuses
+    itself."""
+    for again in range(tries):
+        try:
+            return run(program, of_beam, in_folder(folder, f"beam-{again}"))
+        except (ValueError, RuntimeError) as exc:
+            if "accessed as a singleton view" not in str(exc) or again == tries - 1:
+                raise
+    raise AssertionError
 
 
 def without_times(answers):

@@ -135,7 +135,7 @@ def test_a_slip_in_a_flag_is_not_left_to_the_script(penstock, tmp_path, given, m
     done = penstock("run", "pipeline.py", *given)
     slip = next(each for each in given if each.startswith("-"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"error: {slip}: did you mean {meant}? what is meant for the script goes after --\n")
+    assert done.stderr.endswith(f"error: {slip}: did you mean {meant}? pass arguments of the script after --\n")
 
 
 def test_options_that_are_plainly_the_script_s_own(penstock, tmp_path):
@@ -283,6 +283,14 @@ def test_an_error_of_the_script_itself_shows_its_own_traceback(penstock, tmp_pat
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "cli.py" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\x00\x00", b"\x80\x05\xff", b"PAR1\x00"])
+def test_a_model_in_the_place_of_a_script_is_said_to_be_none(penstock, tmp_path, content):
+    (tmp_path / "model.skops").write_bytes(content)
+    done = penstock("explain", "model.skops")
+    assert done.returncode == 2
+    assert done.stderr == "penstock: model.skops: this is no text; expected a Python script that builds a pipeline\n"
 
 
 def test_progress_in_a_terminal(tmp_path):

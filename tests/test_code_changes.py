@@ -55,7 +55,7 @@ def test_settings_of_a_step_count_by_value():
         return p
 
     assert texts(asking("a"), asking("a")) == []
-    assert texts(asking("a"), asking("b")) == ["handler of step 'ask': prompt is another"]
+    assert texts(asking("a"), asking("b")) == ["handler of step 'ask': prompt has changed"]
 
 
 def test_private_settings_of_sources_and_sinks_of_the_user():
@@ -75,7 +75,7 @@ def test_private_settings_of_sources_and_sinks_of_the_user():
 
     for cls in (Own, Files):
         assert texts(reading(cls(1)), reading(cls(1))) == []
-        assert texts(reading(cls(1)), reading(cls(2))) == ["step 'read': _n is another"]
+        assert texts(reading(cls(1)), reading(cls(2))) == ["step 'read': _n has changed"]
     one, other = Files(1), Files(1)
     other._files = []  # what it found out
     assert texts(reading(one), reading(other)) == []
@@ -244,7 +244,7 @@ def test_functions_of_cells_count_with_what_they_name(keep):
         ("= 1", "= 2"),
     ):
         found = changes(before, using(cell(CELL.replace(one, other), keep=keep)["fn"]))
-        assert [change.text for change in found] == ["step 'use': its function is another"]
+        assert [change.text for change in found] == ["step 'use': its function has changed"]
 
 
 def test_modules_that_cells_use_count_as_files(files):
@@ -295,11 +295,11 @@ def test_what_is_changed_is_named_by_its_file(script, tmp_path):
     changed = SCRIPT.replace("helpers_s.checked(row)", "row")
     told = script(source=changed)
     assert told.returncode == 2
-    assert "  code: script.py was changed\n  code: step 'Map(fail)': its function is another\n" in told.stderr
+    assert "  code: script.py was changed\n  code: step 'Map(fail)': its function has changed\n" in told.stderr
     told = script(helper="def checked(row):\n    return row\n").stderr
-    assert "  code: helpers_s.py was changed\nput back" in told
+    assert "  code: helpers_s.py was changed\nrestore" in told
     told = script(source=SCRIPT.replace("return 1", "return 2")).stderr
-    assert "  code: script.py was changed\nput back" in told, "also where no step uses it"
+    assert "  code: script.py was changed\nrestore" in told, "also where no step uses it"
     done = script("--accept-change", "code", source=changed)
     assert done.returncode == 0, done.stderr
     assert sorted("".join(path.read_text() for path in (tmp_path / "out").iterdir()).split()) == ["1", "2", "3"]
@@ -380,4 +380,4 @@ def test_files_of_a_model_have_one_path(tmp_path, monkeypatch):
 
     assert texts(using("m.pkl"), using(str(tmp_path / "m.pkl"))) == []
     assert texts(using("m.pkl"), using(tmp_path / "m.pkl")) == []
-    assert texts(using("m.pkl"), using("other.pkl")) == ["handler of step 's': model_uri is another"]
+    assert texts(using("m.pkl"), using("other.pkl")) == ["handler of step 's': model_uri has changed"]

@@ -379,7 +379,7 @@ class UnpublishedSink(JsonlSink):
         ),
         (lambda path: LosingParquetSink(path, False, None, "zstd"), r"sink 'out' was given \d+ rows, and its part has \d+"),
         (lambda path: TellingSink(path, False), r"sink 'out' was given \d+ rows, and its part has 0"),
-        (lambda path: UnpublishedSink(path, False), r"1 of \d+ published parts are not there, such as part-00000"),
+        (lambda path: UnpublishedSink(path, False), r"1 of \d+ published parts are missing, such as part-00000"),
     ],
 )
 def test_rows_that_go_missing_on_their_way_into_parts_are_noticed(pipeline, tmp_path, sink, message, journaled):

@@ -71,6 +71,11 @@ class PickleTrouble(PredictTrouble):
         return [Unshippable(self.how) if row == 77 else row for row in batch]
 
 
+class KilledWhileLoading(PredictTrouble):
+    def load_model(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 RAISES = [
     (LoadTrouble, ModelLoadError, "LoadTrouble.load_model\\(\\) raised RuntimeError: scripted"),
     (UnpickleTrouble, NotShippableError, "could not be loaded in a worker process .RuntimeError: scripted"),
@@ -84,6 +89,12 @@ def test_the_table_of_deaths_raise(handler, error, message, descendants):
     with pytest.raises(error, match=message):
         (ps.Pipeline(workers=2) | ps.Create(range(200)) | "model" >> ps.RunInference(handler("raise"))).collect()
     assert not descendants()
+
+
+def test_an_error_about_killed_workers_says_how_to_need_less_memory():
+    with pytest.raises(WorkerDiedError, match="signal SIGKILL") as caught:
+        (ps.Pipeline(workers=1) | ps.Create(range(20)) | "model" >> ps.RunInference(KilledWhileLoading("kill"))).collect()
+    assert "memory runs out: use fewer workers (workers=1), or large_model=True on the model's handler" in str(caught.value)
 
 
 @pytest.mark.parametrize(("how", "told"), [("exit", "exit code 3"), ("segfault", "signal SIGSEGV")])
@@ -186,23 +197,26 @@ class Unhurried(ps.ModelHandler):
 
 
 def test_workers_killed_at_random(descendants, tmp_path):
-    done, kills = threading.Event(), []
+    done, kills, rows_at_kill = threading.Event(), [], [-1500]
 
     def killer():
         chance = random.Random(7)
         while not done.wait(chance.uniform(0.2, 0.8)) and len(kills) < 15:
             workers = [pid for pid in descendants() if b"engines.local.worker" in command_line(pid)]
-            if workers:
+            rows = sum(stage.rows for stage in handle.progress())
+            if workers and rows >= rows_at_kill[-1] + 1500:  # else the same split may die each time, on a slow machine
+                rows_at_kill.append(rows)
                 kills.append(victim := chance.choice(workers))
                 os.kill(victim, signal.SIGKILL)
 
+    p = ps.Pipeline(workers=2)
+    rows = p | ps.Read(Slices()) | ps.RunInference(Unhurried(max_batch_size=64)) | ps.Reshuffle() | ps.Map(lambda x: -x)
+    rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+    handle = p.start()
     thread = threading.Thread(target=killer)
     thread.start()
     try:
-        p = ps.Pipeline(workers=2)
-        rows = p | ps.Read(Slices()) | ps.RunInference(Unhurried(max_batch_size=64)) | ps.Reshuffle() | ps.Map(lambda x: -x)
-        rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
-        result = p.run()
+        result = handle.wait()
     finally:
         done.set()
         thread.join()

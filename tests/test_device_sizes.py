@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.batching.aim import DEVICE_COST, DEVICE_ROWS, MOST_COST, Aiming
 from penstock.batching.batcher import Batcher
+from penstock.batching.device_sizes import DeviceSizeFinder, TimedBatch
 from penstock.batching.entry import Entry
+from penstock.batching.full_batches import DEVICE_COST, DEVICE_ROWS, MOST_COST, Aiming
 from penstock.batching.limits import FIXED_ROWS, BatchLimits
+from penstock.batching.sizes import device_ladder
 from penstock.inference.search_key import search_key
 from penstock.models import kept_sizes
 
@@ -371,3 +373,33 @@ def test_settings_that_cannot_be_named_cost_nothing():
     handler = Pretend(0.5)
     handler.itself = [handler.__dict__]
     assert search_key(handler) is None
+
+
+def told(finder, count, amount, seconds):
+    """So many batches of one size."""
+    for _ in range(count):
+        finder.observe(TimedBatch(amount, amount, 64, seconds), full=True)
+
+
+def settled():
+    """A finder at 1024 rows, on a device that takes 1 ms for a batch and 0.1 ms for a row."""
+    finder = DeviceSizeFinder(device_ladder(1, 1 << 14), 1024, 64)
+    for amount in [1024, 512, 2048] * 8:
+        told(finder, 1, amount, 1e-3 + amount * 1e-4)
+    return finder
+
+
+def test_a_few_strange_batches_do_not_move_what_was_found():
+    finder = settled()
+    before = finder.found
+    for amount in (32, 64, 128, 48):  # the rest of the rows, on a device that others use
+        told(finder, 1, max(amount, before // 4), 0.5)
+    assert finder.found == before
+
+
+def test_a_device_that_has_become_another_moves_it():
+    finder = settled()
+    before = finder.found
+    for amount in [before, before // 2, before * 2] * 20:
+        told(finder, 1, amount, 0.1 + amount * 1e-5)
+    assert finder.found > before

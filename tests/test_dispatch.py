@@ -15,7 +15,7 @@ from penstock.models import dispatch as dispatches
 from penstock.models.commands import BreakBatch, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.dispatch import Dispatch
 from penstock.models.front import LINGER
-from penstock.models.host_batches import Batch, Parcel
+from penstock.models.host_batches import HostBatch, Parcel
 from penstock.models.messages import HostSpec
 
 # Random runs.
@@ -84,7 +84,7 @@ class Process:
     state: str = "starting"  # ready; dying: it was killed, but may have said something before
     loading: bool = True
     innocent: bool = False  # it was killed because of one batch, which is broken: the others are not to blame
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[HostBatch] = field(default_factory=list)
 
 
 class HostEndedError(Exception):
@@ -491,7 +491,7 @@ class Host:
         limits = BatchLimits(max_size=max_size, max_wait=max_wait)
         self.dispatch = Dispatch(HostSpec(name="step", program=b"", limits=limits, **given), 0.0)
         self.numbers: dict[str, int] = {}
-        self.at: dict[int, list[Batch]] = {}
+        self.at: dict[int, list[HostBatch]] = {}
         self.dispatch.joined(1)
         for lane in range(lanes):
             self.dispatch.opened(1, lane)
@@ -1032,6 +1032,24 @@ def test_batches_that_died_together_are_not_charged_and_run_alone_afterwards():
     assert host.again(0) == [(0, "b")]
     host.end()
     assert host.decide() == [(0, "c"), (0, "c")]
+
+
+def test_many_batches_whose_process_died_run_together_once_more_and_alone_after_another_death():
+    host = Host(concurrent=9, max_size=1)
+    host.submit("a", 9)
+    assert host.decide() == [(0, "a")] * 9
+    assert host.die() == []
+    assert host.again(0) == [(0, "a")] * 9, "the first death may have come from outside"
+    host.end()
+    host.submit("b", 1)
+    assert host.decide() == [(0, "b")]
+    assert host.die() == []
+    assert host.again(0) == [(0, "a")], "it has seen two deaths"
+    for _ in range(7):
+        host.end()
+        assert host.decide() == [(0, "a")]
+    host.end()
+    assert host.decide() == [(0, "b")], "it has seen one, among many"
 
 
 def test_suspects_wait_for_an_empty_copy_but_do_not_hold_up_another():

@@ -12,13 +12,13 @@ import pytest
 from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
 from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY
-from penstock.models.budget import Budget
+from penstock.models.budget import MemoryBudget
 from penstock.models.commands import BreakBatch, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Parcel
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import PATIENCE
-from penstock.models.uses import ATTEMPTS
+from penstock.models.uses import ATTEMPTS, KILLS
 from penstock.transport.reports import ErrorReport
 
 SIZE = 10
@@ -41,7 +41,7 @@ class Host:
     the budget."""
 
     def __init__(self, *, copies=1, budget=None, lanes=1, max_size=4, seed=0, **given):
-        self.budget = budget or Budget(3 * SIZE)
+        self.budget = budget or MemoryBudget(3 * SIZE)
         limits = BatchLimits(max_size=max_size)
         spec = HostSpec(
             name="s", program=b"", limits=limits, copies=copies, budget=self.budget, load_timeout=LOAD_TIMEOUT, **given
@@ -222,7 +222,7 @@ def test_whatever_models_and_rows_do_nobody_else_pays_for_it(seed):
     names = [f"m{n}" for n in range(chance.randint(1, 12))] + chance.sample(
         ["crash", "raise", "hang", "huge"], chance.randint(0, 4)
     )
-    budget = Budget(chance.randint(2, 6) * SIZE, chance.choice([None, None, 1, 2]))
+    budget = MemoryBudget(chance.randint(2, 6) * SIZE, chance.choice([None, None, 1, 2]))
     given = {"copies": chance.randint(1, 3), "concurrent": chance.randint(1, 2), "in_turn": chance.random() < 0.3}
     host = Host(budget=budget, lanes=3, seed=seed, **given)
     poison = chance.choice([0, 0, 0.01, 0.05])
@@ -247,7 +247,7 @@ def test_whatever_models_and_rows_do_nobody_else_pays_for_it(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_processes_that_are_killed_from_outside_lose_no_row_and_the_lanes_that_close_leave_nothing(seed):
     chance = random.Random(seed)
-    host = Host(budget=Budget(chance.randint(2, 6) * SIZE), lanes=4, copies=chance.randint(1, 3), seed=seed)
+    host = Host(budget=MemoryBudget(chance.randint(2, 6) * SIZE), lanes=4, copies=chance.randint(1, 3), seed=seed)
     gone, unwanted = set(), set()
     for _ in range(60):
         lane = chance.randrange(4)
@@ -275,7 +275,7 @@ def test_processes_that_are_killed_from_outside_lose_no_row_and_the_lanes_that_c
 
 
 def test_one_load_for_all_who_ask_and_rows_of_loaded_models_go_before_loads():
-    host = Host(budget=Budget(2 * SIZE), lanes=5)
+    host = Host(budget=MemoryBudget(2 * SIZE), lanes=5)
     for lane in range(5):
         host.submit(("a", 2), ("b", 1), lane=lane)
         host.wait(lane)
@@ -284,7 +284,7 @@ def test_one_load_for_all_who_ask_and_rows_of_loaded_models_go_before_loads():
 
 
 def test_a_key_stays_with_its_copy():
-    host = Host(copies=2, budget=Budget(100 * SIZE))
+    host = Host(copies=2, budget=MemoryBudget(100 * SIZE))
     names = [f"m{n}" for n in range(6)]
     for _ in range(20):
         host.submit(*((name, 2) for name in names))
@@ -296,7 +296,7 @@ def test_a_key_stays_with_its_copy():
 
 
 def test_the_model_that_was_needed_longest_ago_goes():
-    host = Host(budget=Budget(2 * SIZE))
+    host = Host(budget=MemoryBudget(2 * SIZE))
     host.wait()
     for name in ["a", "b", "a", "c", "a", "b"]:
         host.submit((name, 1))
@@ -305,7 +305,7 @@ def test_the_model_that_was_needed_longest_ago_goes():
 
 
 def test_a_model_that_kills_its_process_when_called_costs_its_neighbours_no_row():
-    host = Host(budget=Budget(30 * SIZE))
+    host = Host(budget=MemoryBudget(30 * SIZE))
     good = [(f"good{n}", 8) for n in range(20)]
     host.submit(*good[:10], ("bad", ["kill"] * 4), *good[10:])
     host.wait()
@@ -314,9 +314,43 @@ def test_a_model_that_kills_its_process_when_called_costs_its_neighbours_no_row(
     assert "the process of the model of key 'bad' died with these rows: signal 11" in host.why.values()
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_model_that_has_killed_its_process_twice_is_loaded_apart_and_costs_nobody_a_load(copies):
+    host = Host(budget=MemoryBudget(30 * SIZE), copies=copies)
+    good = [(f"good{n}", 8) for n in range(6)]
+    host.wait()
+    host.submit(*good, ("bad", ["kill"]))
+    host.settle()
+    assert host.loads.count((copies, "bad")) >= 1, "beside those that others share"
+    assert [copy for copy, model in host.loads if model == "bad"][:KILLS] != [copies] * KILLS
+    host.submit(*good)
+    host.settle()
+    before = list(host.loads)
+    for _ in range(3):
+        host.submit(*good, ("bad", ["kill"]), ("bad2", 1))
+        host.settle()
+    later = host.loads[len(before) :]
+    assert {model for _, model in later} == {"bad", "bad2"}
+    assert {copy for copy, model in later if model == "bad"} == {copies}
+    assert {copy for copy, model in later if model == "bad2"} <= set(range(copies))
+
+
+def test_of_the_models_that_are_apart_one_is_loaded_at_a_time():
+    host = Host(budget=MemoryBudget(30 * SIZE))
+    host.wait()
+    for _ in range(2):
+        host.submit(("bad1", ["kill"]), ("bad2", ["kill"]), ("good", 2))
+        host.settle()
+    host.submit(("bad1", 3), ("bad2", 3), ("good", 2))
+    host.settle()
+    room = host.dispatch.keyed.residency._room
+    assert room.models == [1, 1]
+    assert host.kinds() == {*((bad, how) for bad in ("bad1", "bad2") for how in (CRASHED, "answered")), ("good", "answered")}
+
+
 @pytest.mark.parametrize("name", ["crash", "raise", "hang"])
 def test_a_model_that_cannot_be_loaded_is_tried_three_times_and_fails_its_rows(name):
-    host = Host(budget=Budget(30 * SIZE))
+    host = Host(budget=MemoryBudget(30 * SIZE))
     host.submit(("a", 6), (name, 3), ("b", 6))
     host.wait()
     host.settle()
@@ -331,7 +365,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_three_times_and_fails_its_rows(n
 
 
 def test_a_model_over_the_budget_fails_its_rows_with_both_numbers():
-    host = Host(budget=Budget(3_000_000), seed=1)
+    host = Host(budget=MemoryBudget(3_000_000), seed=1)
     host.submit(("a", 2))
     host.wait()
     host.settle()
@@ -350,7 +384,7 @@ def test_a_model_over_the_budget_fails_its_rows_with_both_numbers():
 
 
 def test_a_size_that_was_measured_beside_other_loads_refuses_nothing_before_it_was_measured_alone():
-    host = Host(budget=Budget(50))
+    host = Host(budget=MemoryBudget(50))
     host.submit(("first", 1))
     host.wait()
     host.settle()
@@ -366,7 +400,7 @@ def test_a_size_that_was_measured_beside_other_loads_refuses_nothing_before_it_w
 
 
 def test_a_death_with_a_batch_and_a_load_is_charged_to_neither_before_each_has_run_alone():
-    host = Host(budget=Budget(30 * SIZE))
+    host = Host(budget=MemoryBudget(30 * SIZE))
     host.submit(("a", 1))
     host.wait()
     while not host.processes or not host.processes[0].models:  # it starts, and loads
@@ -382,7 +416,7 @@ def test_a_death_with_a_batch_and_a_load_is_charged_to_neither_before_each_has_r
 
 
 def test_a_process_that_leaks_is_started_anew_when_it_is_idle_and_no_row_is_lost():
-    host = Host(budget=Budget(30 * SIZE), max_size=1)
+    host = Host(budget=MemoryBudget(30 * SIZE), max_size=1)
     host.submit(("a", 3))
     host.wait()
     while not host.processes or not host.processes[0].batches:
@@ -400,7 +434,7 @@ def test_a_process_that_leaks_is_started_anew_when_it_is_idle_and_no_row_is_lost
 
 
 def test_rows_wait_no_longer_than_patience_for_a_model_while_another_is_never_idle():
-    host = Host(budget=Budget(SIZE), lanes=2)
+    host = Host(budget=MemoryBudget(SIZE), lanes=2)
     host.wait(0)
     host.wait(1)
     host.submit(("busy", 4))
@@ -422,7 +456,7 @@ def test_rows_wait_no_longer_than_patience_for_a_model_while_another_is_never_id
 
 
 def test_a_row_that_needs_a_fresh_process_gets_one_with_its_model():
-    host = Host(budget=Budget(30 * SIZE), copies=2)
+    host = Host(budget=MemoryBudget(30 * SIZE), copies=2)
     host.submit(("a", 2), ("b", 2), ("c", 2))
     host.wait()
     host.settle()
@@ -433,7 +467,7 @@ def test_a_row_that_needs_a_fresh_process_gets_one_with_its_model():
 
 
 def test_ten_thousand_models_that_wait_cost_a_decision_nothing():
-    host = Host(budget=Budget(2 * SIZE))
+    host = Host(budget=MemoryBudget(2 * SIZE))
     host.submit(("first", 1))
     host.wait()
     host.settle()

@@ -4,25 +4,53 @@ The python blocks of a page are one script, run from top to bottom in an empty f
 it has in the page, so that a traceback points there. Where the next block of the page is a text block whose first line is
 `output:`, the rest of that block is what the python block prints. In the README, the lines that start with `$ penstock` are
 run too, with its first python block as pipeline.py; lines below a command are what it prints.
+
+The pages of docs/reference/api have a line `::: penstock.Name` for each public name, where `make docs` puts its docstring.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = {"tensorflow.md": "tensorflow"}  # pages whose package has an environment of its own: make test-tensorflow
+PROSE = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/beam/README.md"))]
+API = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+HANDLERS = ROOT / "src" / "penstock" / "handlers"
+NOT_DOCUMENTED = {  # values without a docstring, and classes of Beam's own
+    "penstock.__version__",
+    *(f"penstock.beam.{name}" for name in ("ExampleT", "ModelT", "PredictionT", "RateLimitExceeded", "RemoteModelHandler")),
+}
+COOKBOOK = sorted((ROOT / "docs" / "cookbook").glob("*.md"))
 END_OF_BLOCK = "--- end of block ---"
+END_OF_PAGE = "--- end of page ---"
 HOME = "/home/me"  # what the README shows in the place of the folder that a command runs in
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
+def has_code(page: Path) -> bool:
+    return "```python\n" in page.read_text()
 
 
 @dataclass(frozen=True)
@@ -70,20 +98,50 @@ def run(command: list[str | Path], folder: Path, seconds: float = 100) -> subpro
 
 
 def check_page(name: str, text: str, folder: Path) -> None:
-    blocks = blocks_of(text)
-    code = [block for block in blocks if block.language == "python"]
-    script = folder / f"{Path(name).stem}.py"
-    script.write_text(script_of(code))
-    printed = run([sys.executable, script], folder).stdout.split(f"{END_OF_BLOCK}\n")
+    script = written(name, text, folder)
+    compare(name, text, run([sys.executable, script], folder).stdout)
+
+
+def written(name: str, text: str, folder: Path) -> Path:
+    """The script of a page, in this folder."""
+    script = folder / f"page_{Path(name).stem}.py"  # a page may be called like the package that it imports
+    script.write_text(script_of([block for block in blocks_of(text) if block.language == "python"]))
+    return script
+
+
+def compare(name: str, text: str, stdout: str) -> None:
+    """Fail if the script of a page has printed something else than the page says."""
+    blocks, printed = blocks_of(text), iter(stdout.split(f"{END_OF_BLOCK}\n"))
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        if block.language == "python" and after is not None and after.output is not None:
-            seen = printed[code.index(block)].strip()
-            assert seen == after.output.strip(), f"{name}, line {after.line}: the code before it prints\n{seen}"
+        if block.language == "python":
+            seen = next(printed).strip()
+            if after is not None and after.output is not None:
+                assert seen == after.output.strip(), f"{name}, line {after.line}: the code before it prints\n{seen}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python\n" in page.read_text()], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in COOKBOOK and has_code(page)], ids=page_id)
 def test_code_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    package = NEEDS.get(page.name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"make test-{package} has an environment with it")
     check_page(page.name, page.read_text(), tmp_path)
+
+
+def test_jobs_of_the_cookbook_run_and_print_what_they_say(tmp_path: Path) -> None:
+    """All in one process, each in a folder of its own: their frameworks take longer to import than the jobs to run."""
+    pages = {page.name: page.read_text() for page in COOKBOOK if has_code(page)}
+    assert len(pages) == 6
+    driver = ["import os, runpy"]
+    for name, text in pages.items():
+        folder = tmp_path / Path(name).stem
+        folder.mkdir()
+        script = written(name, text, folder)
+        driver += [f"os.chdir({str(folder)!r})", f"runpy.run_path({str(script)!r}, run_name='__main__')"]
+        driver += [f"print({END_OF_PAGE!r}, flush=True)"]
+    (tmp_path / "driver.py").write_text("\n".join(driver) + "\n")
+    printed = run([sys.executable, tmp_path / "driver.py"], tmp_path).stdout.split(f"{END_OF_PAGE}\n")
+    for (name, text), stdout in zip(pages.items(), printed, strict=False):
+        compare(name, text, stdout)
 
 
 def test_output_that_is_not_what_the_page_says_is_found(tmp_path: Path) -> None:
@@ -127,7 +185,7 @@ def _commands(block: Block) -> list[tuple[str, list[str]]]:
     return commands
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PROSE, ids=page_id)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -144,7 +202,88 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def _anchors(page: Path) -> set[str]:
     """The names of a page's headings in links: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    names = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return names | set(_documented(page))
+
+
+def _documented(page: Path) -> list[str]:
+    """The names whose docstrings are on this page of the API."""
+    return re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+
+
+def public_modules() -> list[str]:
+    """The package, its parts that say what is public, and all modules of handlers that do."""
+    handlers = [f"penstock.handlers.{path.stem}" for path in sorted(HANDLERS.glob("*.py")) if _public(path)]
+    return ["penstock", "penstock.testing", "penstock.beam", *handlers, "penstock.handlers.pytorch"]
+
+
+def _public(path: Path) -> list[str]:
+    """What __all__ of a file says; nothing, if it has none."""
+    found: list[str] = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            found = ast.literal_eval(node.value)
+    return found
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_public_names_have_docstrings_and_are_in_the_reference(module: str) -> None:
+    family = module.rpartition(".")[2]
+    if importlib.util.find_spec(family) is None and family in NEEDS.values():
+        pytest.skip(f"make test-{family} has an environment with it")
+    loaded = importlib.import_module(module)
+    named = getattr(loaded, "__all__", None) or [
+        name for name, value in vars(loaded).items() if _is_own(value, name, module)
+    ]
+    names = {f"{module}.{name}" for name in named} - NOT_DOCUMENTED
+    missing = names - {name for page in API for name in _documented(page)}
+    assert not missing, f"give each a line `::: name` in docs/reference/api: {sorted(missing)}"
+    values = {name: getattr(loaded, name.rpartition(".")[2]) for name in names}
+    bare = [name for name, value in values.items() if callable(value) and not (value.__doc__ or "").strip()]
+    assert not bare, f"without a docstring: {sorted(bare)}"
+
+
+def _is_own(value: object, name: str, module: str) -> bool:
+    defined = inspect.isclass(value) or inspect.isfunction(value)
+    return defined and not name.startswith("_") and getattr(value, "__module__", None) == module
+
+
+def test_the_reference_has_no_names_that_are_not_there() -> None:
+    for name in [name for page in API for name in _documented(page)]:
+        module, _, last = name.rpartition(".")
+        package = module.rpartition(".")[2]
+        if package not in NEEDS.values() or importlib.util.find_spec(package) is not None:
+            assert hasattr(importlib.import_module(module), last), name
+
+
+def test_every_page_is_in_the_menu_of_the_site() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in PAGES[1:]:
+        assert f" {page_id(page)}\n" in menu, f"{page_id(page)}: give it a line in nav of mkdocs.yml"
+
+
+def test_the_readme_lists_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    commands = {"bench", "demo", "docs", "test", "test-tensorflow"}  # what make installs
+    table = (ROOT / "README.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([\w-]+)`(?=[^|]*\|[^|]*\|$)", table, flags=re.MULTILINE)) == set(extras) - commands
+
+
+def test_every_option_and_flag_is_on_the_page_of_options() -> None:
+    page = (ROOT / "docs" / "reference" / "execution.md").read_text()
+    options = {field.name for field in dataclasses.fields(penstock.RunOptions)}
+    flags = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "tests" / "help" / "run.txt").read_text())) - {"--help"}
+    said = set(re.findall(r"`([a-z_-]+)", page))
+    missing = (options | {flag for flag in flags if not flag.startswith("--no-")}) - said
+    assert not missing, f"docs/reference/execution.md says nothing of {sorted(missing)}"
+
+
+def test_every_error_is_on_the_page_of_errors() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    inside = {"RefusedError"}  # never leaves a worker
+    for name, value in vars(importlib.import_module("penstock.errors")).items():
+        if inspect.isclass(value) and issubclass(value, Exception) and name not in inside:
+            assert f"`{name}`" in page, name
 
 
 @pytest.mark.timeout(300)
@@ -160,3 +299,22 @@ def test_demo_embeds_real_texts_and_shows_neighbours(tmp_path: Path) -> None:
     for vector in table["embedding"].to_pylist():
         assert len(vector) == 384
         assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-5)
+
+
+def test_example_labels_reviews_by_a_language_model(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "label_reviews.py"
+    printed = run([sys.executable, example, "--rows", "4", "--output", "out"], tmp_path).stdout
+    assert "\n4 reviews, " in printed
+    source, table = pq.read_table(tmp_path / "out" / "reviews.parquet"), pq.read_table(tmp_path / "out" / "opinions")
+    assert table.select(["id", "text"]).to_pylist() == source.to_pylist()
+    assert {row["sentiment"] for row in table["opinion"].to_pylist()} <= {"positive", "negative"}
+
+
+def test_files_that_the_design_names_are_there() -> None:
+    """But for those that it tells how to add."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    named = set(re.findall(r"\b([a-z_0-9]+\.py)\b", text))
+    there = {
+        path.name for folder in ("src", "tests", "benchmarks", "examples", "docs") for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {name for name in named - there if not re.search(r"(^|_)x\.py$", name)} == set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +13,7 @@ import penstock as ps
 from penstock.errors import EngineError, StepError, TransientError, WorkerDiedError
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.run.coordinator import Coordinator
-from penstock.run.fleet import Died, Done, Failed, FleetSpec, Progress, Ready
+from penstock.run.fleet import Died, Done, Failed, FleetSpec, Lost, Ready, WorkerProgress
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd
 from penstock.run.schedule import ATTEMPTS
@@ -43,7 +45,7 @@ class Scripted:
             threading.Event().wait(seconds)
             return []
         event = self.script.pop(0)
-        self.works = self.works and isinstance(event, Progress)
+        self.works = self.works and isinstance(event, WorkerProgress)
         return [(self.worker, event)]
 
 
@@ -69,7 +71,7 @@ def test_rows_of_a_split_that_died_are_forgotten():
     def watch():
         seen.append((dict(tally.running_rows), tally.stage_rows.get(0, 0)))
 
-    coordinate([Progress({0: 2}), Died("killed"), Progress({0: 1}), DONE], watch, tally)
+    coordinate([WorkerProgress({0: 2}), Died("killed"), WorkerProgress({0: 1}), DONE], watch, tally)
     assert seen == [({}, 0), ({0: 2}, 0), ({}, 0), ({}, 0), ({0: 1}, 0), ({}, 3)]
 
 
@@ -106,7 +108,7 @@ def test_a_message_that_makes_no_sense_ends_the_run():
 def test_what_a_failed_attempt_measured_counts_with_the_next_one():
     key, metrics, tally = MetricKey("Map", "", "batches"), Metrics(), Tally()
     metrics.count(key, 2)
-    coordinate([Progress({0: 1}, metrics), Failed(0, ErrorReport.here(TransientError("a disk"))), DONE], tally=tally)
+    coordinate([WorkerProgress({0: 1}, metrics), Failed(0, ErrorReport.here(TransientError("a disk"))), DONE], tally=tally)
     assert tally.metrics.counters == {key: 2}
 
 
@@ -123,3 +125,70 @@ def test_wake_is_heard_from_another_thread_before_a_wait_and_after_the_end(worke
             assert waiting.result() == []
         fleet.close()
     fleet.wake()
+
+
+# Rows that are lost between stages.
+
+
+class Losing:
+    """A fleet that loses what stages read, as a node that dies does: once for each pair of a stage and a key."""
+
+    def __init__(self, fleet, stages, inputs):
+        self.fleet, self.stages, self.inputs = fleet, stages, inputs
+        self.lost = []
+        self.seen = set()
+
+    def __getattr__(self, name):
+        return getattr(self.fleet, name)
+
+    def assign(self, worker, work):
+        where = work.stage, work.key
+        if work.stage in self.stages and where not in self.seen:
+            self.seen.add(where)
+            self.lost.append((worker, Lost(work.task, self.inputs)))
+            if self.inputs:
+                work.payload.release()
+        else:
+            self.fleet.assign(worker, work)
+
+    def wait(self, seconds):
+        return [self.lost.pop()] if self.lost else self.fleet.wait(seconds)
+
+
+class LosingEngine(ps.LocalEngine):
+    def __init__(self, stages, inputs=True):
+        self.stages, self.inputs = stages, inputs
+
+    @contextlib.contextmanager
+    def fleet(self, spec):
+        with super().fleet(spec) as fleet:
+            yield Losing(fleet, self.stages, self.inputs)
+
+
+def three_stages(engine, workers, made=lambda row: [row, -row]):
+    p = ps.Pipeline(engine=engine, workers=workers)
+    first = p | ps.Create(range(1, 2000)) | ps.FlatMap(made) | "1" >> ps.Reshuffle() | "first" >> ps.Map(str)
+    rows = (first | "2" >> ps.Reshuffle() | "second" >> ps.Map(int)).collect()
+    return rows, p.result
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stages", [[1], [2], [1, 2]])
+def test_rows_that_are_lost_are_made_again_and_counted_once(workers, stages):
+    """Those of the last stage by two others: what they had read was released."""
+    rows, result = three_stages(LosingEngine(stages), workers)
+    assert rows == [sign * row for row in range(1, 2000) for sign in (1, -1)]
+    assert result.counts == three_stages(ps.LocalEngine(), workers)[1].counts
+    assert result.retries > 0
+
+
+def test_what_a_split_made_is_lost_before_anybody_had_it():
+    rows, result = three_stages(LosingEngine([0, 1], inputs=False), 0)
+    assert rows == [sign * row for row in range(1, 2000) for sign in (1, -1)]
+    assert result.retries > 0
+
+
+def test_a_step_that_makes_other_rows_each_time_cannot_make_lost_ones_again():
+    times = itertools.count(1)
+    with pytest.raises(EngineError, match="were lost with a node.* made others when they ran again"):
+        three_stages(LosingEngine([1]), 0, made=lambda row: [row] * (next(times) // 1999 + 1))

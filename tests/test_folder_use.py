@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.models.folder_use import FolderUse, remove_unused
-from penstock.models.rendezvous import run_folder
+from penstock.models.host_address import run_folder
 
 
 @pytest.fixture

@@ -525,7 +525,7 @@ def test_settings_are_kept(classifier: str) -> None:
         assert (handler.model_id(), handler.get_metrics_namespace()) == (classifier, "Penstock_HuggingFace")
         assert handler.get_num_bytes(["abc", ""]) == 53 + 50, "texts by their length"
     assert SentenceTransformerModelHandler(classifier, large_model=True).share_model_across_processes()
-    with pytest.raises(TypeError, match="max_batch_sise"):
+    with pytest.raises(UsageError, match="max_batch_sise.*did you mean max_batch_size"):
         SentenceTransformerModelHandler(classifier, max_batch_sise=8)  # type: ignore[call-arg]
 
 
@@ -810,3 +810,15 @@ def test_a_tokenizer_that_is_not_there_is_no_row_s_failure(handled: bool) -> Non
     made = ps.Pipeline(workers=0) | ps.Create(REVIEWS) | (step.with_exception_handling() if handled else step)
     with pytest.raises(InputError, match="model folder '/nowhere/model' does not exist"):
         (made[0] if handled else made).collect()
+
+
+def test_weights_are_those_of_the_mapped_file_until_they_go_to_a_device() -> None:
+    code = f"""
+from penstock.handlers.huggingface import SentenceTransformerModelHandler
+model = SentenceTransformerModelHandler({MINILM!r}).load_model()
+spans = [line.split("-", 1) for line in open("/proc/self/maps") if line.endswith("/model.safetensors\\n")]
+spans = [(int(start, 16), int(rest.split()[0], 16)) for start, rest in spans]
+print({{any(start <= each.data_ptr() < stop for start, stop in spans) for each in model.parameters()}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "{True}\n"

@@ -349,9 +349,9 @@ def test_a_list_of_anything_else_has_the_rows_answers() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda x: {"all": x, "few": x[:2]}, r"tensor of shape \(2, 2\) for a batch of 3 rows"),
+        (lambda x: {"all": x, "few": x[:2]}, r"tensor of shape \(2, 2\) as output\['few'\] for a batch of 3 rows"),
         (lambda x: x[:2], r"tensor of shape \(2, 2\) for a batch of 3 rows"),
-        (lambda x: {"loss": x.sum(), "x": x}, r"tensor of shape \(\) for a batch of 3 rows"),
+        (lambda x: {"loss": x.sum(), "x": x}, r"tensor of shape \(\) as output\['loss'\] for a batch of 3 rows"),
         (lambda x: (x, x[:1]), r"tensor of shape \(1, 2\)"),
         (lambda x: ["a", "b"], "a list for a batch of 3"),
         (lambda x: {}, "a dict for a batch of 3"),

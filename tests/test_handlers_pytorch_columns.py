@@ -284,7 +284,7 @@ def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
     assert (handler.input_columns(), handler._output_column) == (("x",), "score")
     with pytest.raises(UsageError, match="give one of them"):
         sums("x", output_column="a", output_prefix="b")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'max_batchsize'"):
+    with pytest.raises(UsageError, match="max_batchsize.*did you mean max_batch_size"):
         sums("x", max_batchsize=3)
 
 

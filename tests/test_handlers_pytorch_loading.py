@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save, save_file
 from torch import nn
 
-from penstock.errors import UsageError
+from penstock.errors import InputError, UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 from penstock.handlers.pytorch_first_weights import FirstWeights
 
@@ -255,6 +257,57 @@ def test_what_was_read_is_not_copied_where_the_types_are_alike(tmp_path: Path) -
     assert {name: tensor.data_ptr() for name, tensor in tensors(model).items()} == {
         name: tensor.data_ptr() for name, tensor in weights.items()
     }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("make", "taken_over"), [(Plain, True), (with_norms, True), (encoder, True), (Tied, False)])
+def test_weights_are_read_to_the_device_where_the_model_takes_them_over(make: Any, taken_over: bool, tmp_path: Path) -> None:
+    torch.save(make().state_dict(), path := tmp_path / "model.pt")
+    weights = torch.load(path, weights_only=True, map_location="cuda")
+    addresses = {tensor.data_ptr() for tensor in weights.values()}
+    model, first = FirstWeights.of(make)
+    first.load(model, weights)
+    assert all(tensor.data_ptr() in addresses for tensor in tensors(model).values()) == taken_over
+    handler = PytorchModelHandlerTensor(state_dict_path=str(path), model_class=make, device="GPU")
+    found, expected = tensors(handler.load_model()), tensors(ordinarily_loaded(make, path))
+    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
+    assert all(torch.equal(found[name].cpu(), tensor) for name, tensor in expected.items() if name in weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("place", ["", "file://", "memory://"])
+def test_a_state_dict_in_safetensors(place: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = Plain().to(dtype).state_dict()
+    path = f"{place}{tmp_path}/model.safetensors"
+    with fsspec.open(path, "wb") as file:
+        file.write(save(weights))
+    model = PytorchModelHandlerTensor(state_dict_path=path, model_class=Plain).load_model()
+    for name, tensor in tensors(model).items():
+        assert torch.equal(tensor, weights[name].float()), name
+
+
+def test_weights_on_the_cpu_are_not_those_of_a_mapped_file(tmp_path: Path) -> None:
+    """Who writes the file anew while the model runs would change it, or end its process."""
+    save_file(Plain().state_dict(), path := tmp_path / "model.safetensors")
+    model = PytorchModelHandlerTensor(state_dict_path=str(path), model_class=Plain).load_model()
+    before = {name: tensor.clone() for name, tensor in tensors(model).items()}
+    path.write_bytes(b"")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(model).items())
+
+
+def test_a_torn_file_of_safetensors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(save(Plain().state_dict())[:-10])
+    handler = PytorchModelHandlerTensor(state_dict_path=str(path), model_class=Plain)
+    with pytest.raises(InputError, match="could not be read as a state dict in safetensors"):
+        handler.load_model()
+
+
+def test_safetensors_take_no_arguments_of_torch_load(tmp_path: Path) -> None:
+    save_file(Plain().state_dict(), path := tmp_path / "model.safetensors")
+    handler = PytorchModelHandlerTensor(state_dict_path=str(path), model_class=Plain, load_model_args={"mmap": True})
+    with pytest.raises(UsageError, match="are for torch.load"):
+        handler.load_model()
 
 
 def test_the_random_state_is_the_ordinary_one_where_a_draw_is_seen(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import penstock as ps
-from penstock.errors import BadRowsError, InputError, PredictionCountError, RowError, UsageError
+from penstock.errors import BadRowsError, InputError, RowError, StepError, UsageError
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.testing.handlers import check_handler
 
@@ -35,6 +36,7 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 3))
 Y = (X @ [1.0, -2.0, 0.5] > 0).astype(int)
 ROWS = [dict(zip(FEATURES, map(float, row), strict=True)) for row in X]
+TABLE_ROUNDED = [{name: float(np.round(value)) for name, value in row.items()} for row in ROWS]
 TABLE = pa.table({name: X[:, at] for at, name in enumerate(FEATURES)})
 
 
@@ -144,8 +146,10 @@ def test_inference_args_reach_predict(save: Callable[[Any], str]) -> None:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     handler = SklearnModelHandlerNumpy(save(GaussianProcessRegressor().fit(X, Y)), trusted=True)
-    with pytest.raises(PredictionCountError, match=r"2 answers \(tuple\) for 4 rows"):
-        answers_of(handler, list(X[:4]), inference_args={"return_std": True})
+    answers = answers_of(handler, list(X[:4]), inference_args={"return_std": True})
+    assert [len(answer) for answer in answers] == [2] * 4
+    np.testing.assert_allclose([answer[0] for answer in answers], answers_of(handler, list(X[:4])))
+    check_handler(handler, ROWS[:5], inference_args={"return_std": True})
 
 
 def test_a_dict_of_answers_becomes_one_dict_per_row(uri: str) -> None:
@@ -256,9 +260,56 @@ def test_pickle_and_joblib_need_trust(file_type: ModelFileType, dump: Any, tmp_p
 def test_skops_types_that_are_not_known_need_trust(save: Callable[[Any], str]) -> None:
     model = make_pipeline(FunctionTransformer(absolute), LogisticRegression()).fit(X, Y)
     path = save(model)
-    with pytest.raises(UsageError, match=r"not know to be safe: .*absolute; look at them"):
+    with pytest.raises(UsageError, match=r"not know to be safe: .*absolute; look at them, and trust them alone with "):
         SklearnModelHandlerNumpy(path).load_model()
     assert answers_of(SklearnModelHandlerNumpy(path, trusted=True), list(X)) == model.predict(X).tolist()
+
+
+def test_types_of_a_skops_file_can_be_trusted_alone(save: Callable[[Any], str]) -> None:
+    path = save(make_pipeline(SimpleImputer(), LogisticRegression()).fit(X, Y))
+    with pytest.raises(UsageError, match=r"safe: numpy.dtype; look .* trust them alone with trusted=\['numpy.dtype'\]"):
+        SklearnModelHandlerNumpy(path).load_model()
+    check_handler(SklearnModelHandlerNumpy(path, trusted=["numpy.dtype"]), ROWS[:5])
+    with pytest.raises(UsageError, match="safe: numpy.dtype;"):
+        SklearnModelHandlerNumpy(path, trusted=["numpy.other"]).load_model()
+    with pytest.raises(UsageError, match="is a pickle file"):
+        SklearnModelHandlerNumpy(path, ModelFileType.PICKLE, trusted=["numpy.dtype"])
+    with pytest.raises(UsageError, match="trusted='numpy.dtype': expected True, False, or a list of types"):
+        SklearnModelHandlerNumpy(path, trusted="numpy.dtype")
+
+
+# Methods.
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("predict_proba", LogisticRegression()),
+        ("decision_function", LogisticRegression()),
+        ("transform", StandardScaler()),
+        ("transform", OneHotEncoder(handle_unknown="ignore")),  # a sparse matrix
+        ("score_samples", KernelDensity()),
+    ],
+)
+def test_other_methods(method: str, model: Any, save: Callable[[Any], str]) -> None:
+    rounded = np.round(X)
+    model.fit(rounded, Y)
+    handler = SklearnModelHandlerNumpy(save(model), trusted=True, method=method, columns=FEATURES)
+    expected = getattr(model, method)(rounded)
+    expected = expected.toarray() if hasattr(expected, "toarray") else expected
+    np.testing.assert_allclose(answers_of(handler, [{"id": 1, **row} for row in TABLE_ROUNDED]), expected)
+    check_handler(handler, TABLE_ROUNDED[:7])
+    assert handler.is_native()
+
+
+def test_a_method_that_is_not_there(uri: str) -> None:
+    handler = SklearnModelHandlerNumpy(uri, method="score_samples")
+    with pytest.raises(UsageError, match=r"the Pipeline in .* no such method; it has predict, predict_proba, decision_func"):
+        handler.load_model()
+    with pytest.raises(UsageError, match="method='predict_proba' and inference_fn= both say what is called"):
+        SklearnModelHandlerNumpy(uri, method="predict_proba", inference_fn=predict_proba)
+    with pytest.raises(UsageError, match="method='': expected the name of a method"):
+        SklearnModelHandlerNumpy(uri, method="")
 
 
 @pytest.mark.parametrize("file_type", list(ModelFileType))
@@ -544,3 +595,12 @@ def test_steps_that_share_a_model_take_the_same_columns(uri: str) -> None:
         rows = rows | name >> ps.RunInference(handler, model_identifier="m")
     with pytest.raises(UsageError, match="steps 'one' and 'other' have the model_identifier 'm', but their handlers differ"):
         rows.collect()
+
+
+def test_an_error_of_a_row_names_the_file_of_the_model(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.skops")
+    skops.io.dump(LinearRegression().fit(np.eye(3), [1, 2, 3]), path)
+    rows = ps.Pipeline(workers=0) | ps.Create([np.ones(4)]) | ps.RunInference(SklearnModelHandlerNumpy(path))
+    with pytest.raises(StepError, match="X has 4 features, but LinearRegression is expecting 3") as caught:
+        rows.collect()
+    assert str(caught.value).splitlines()[-1] == f"  model: {path}"

@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelTimeoutError, StepError
+from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelLostError, ModelTimeoutError, StepError
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
-from penstock.models import rendezvous
+from penstock.models import host_address
+from penstock.models.host_address import Address, end_hosts, make_private, run_folder, same_user
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import Address, end_hosts, make_private, run_folder, same_user
 from penstock.observe.metrics import Metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no host imports this file
@@ -196,7 +196,7 @@ def test_hosts_killed_at_random(mine, tmp_path, workers):
     assert p.result.metrics.counter("num_inferences") >= 1
 
 
-@pytest.mark.parametrize("deaths", [2, rendezvous.STARTS])
+@pytest.mark.parametrize("deaths", [2, host_address.STARTS])
 def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, monkeypatch, deaths):
     started, start = [], Address._started
 
@@ -210,7 +210,7 @@ def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, m
 
     monkeypatch.setattr(Address, "_started", and_die)
     rows = ps.Pipeline(workers=0) | ps.Create([1, 2]) | ps.RunInference(Triples(tmp_path, large_model=True))
-    if deaths == rendezvous.STARTS:
+    if deaths == host_address.STARTS:
         with pytest.raises(EngineError, match=f"died {deaths} times before it could be reached"):
             rows.collect()
     else:
@@ -262,7 +262,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from test_host_deaths import *
 
-sessions = Sessions(Metrics(), Surroundings(folder={folder!r}, workers=2, cores=2))
+sessions = ProcessSessions(Metrics(), Surroundings(folder={folder!r}, workers=2, cores=2))
 lane = sessions.open("step", InferenceSpec.of(Waits({log!r}, large_model=True, max_batch_size=1))).join(Caller())
 for number in range(400):
     lane.submit(Ticket(["x" * 2000]))
@@ -337,7 +337,7 @@ TOGETHER = """
 import sys
 import penstock as ps
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
@@ -352,7 +352,7 @@ class Counts(ps.ModelHandler):
     def run_inference(self, batch, model, inference_args=None):
         return [row + model for row in batch]
 
-sessions = Sessions(Metrics(), Surroundings(folder={folder!r}, workers=8, cores=2))
+sessions = ProcessSessions(Metrics(), Surroundings(folder={folder!r}, workers=8, cores=2))
 lane = sessions.open("step", InferenceSpec.of(Counts(large_model=True))).join(Caller())
 print("ready", flush=True)
 sys.stdin.readline()
@@ -393,7 +393,7 @@ def session(tmp_path):
     opened = []
 
     def open_one(handler, folder=tmp_path / "run", **around):
-        opened.append(Sessions(Metrics(), Surroundings(folder=str(folder), workers=2, cores=2, **around)))
+        opened.append(ProcessSessions(Metrics(), Surroundings(folder=str(folder), workers=2, cores=2, **around)))
         return opened[-1].open("step", InferenceSpec.of(handler))
 
     yield open_one
@@ -429,7 +429,7 @@ def test_what_a_killed_run_left_does_no_harm(mine, session, tmp_path):
 def test_a_file_in_the_place_of_the_socket_does_no_harm(session, tmp_path):
     make_private(str(tmp_path / "run"))
     for suffix in ("sock", "lock"):
-        (tmp_path / "run" / f"{rendezvous.name_of('step step')}.{suffix}").write_text("old")
+        (tmp_path / "run" / f"{host_address.name_of('step step')}.{suffix}").write_text("old")
     assert ask(session(Triples(tmp_path, large_model=True)), [1]) == [3]
 
 
@@ -502,7 +502,7 @@ def test_the_user_at_the_other_end_is_asked_of_the_system(monkeypatch):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert same_user(ours)
-        monkeypatch.setattr(rendezvous.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(host_address.os, "geteuid", lambda: os.getuid() + 1)
         assert not same_user(ours)
 
 
@@ -541,7 +541,7 @@ def test_a_host_that_ends_does_not_take_the_next_one_s_socket(session, tmp_path)
 
 
 def test_a_host_ends_with_its_last_client(mine, tmp_path):
-    sessions = Sessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
     assert ask(sessions.open("step", InferenceSpec.of(Triples(tmp_path, large_model=True))), [1]) == [3]
     sessions.close()
     wait_until(lambda: not mine(), 10)
@@ -709,6 +709,52 @@ def test_a_model_that_dies_while_it_loads(tmp_path, how, told):
         rows = ps.Pipeline(workers=0) | ps.Create(range(200))
         (rows | "model" >> ps.RunInference(DiesEarly(tmp_path, how, large_model=True))).collect()
     assert len(lines_of(tmp_path / "loads")) == 5
+
+
+class LosesModel(Triples):
+    """What the model stands for, such as a server, is gone at row 77, so many times; or after a load."""
+
+    def __init__(self, folder, times, while_loading=False, **settings):
+        super().__init__(folder, large_model=True, **settings)
+        self.times, self.while_loading = times, while_loading
+
+    def load_model(self):
+        super().load_model()
+        if self.while_loading:
+            self.lose()
+        return 3
+
+    def run_inference(self, batch, model, inference_args=None):
+        if 77 in batch and not self.while_loading:
+            self.lose()
+        return super().run_inference(batch, model, inference_args)
+
+    def lose(self):
+        if len(lines_of(Path(self.folder) / "loads")) <= self.times:
+            raise ModelLostError("the server is gone")
+
+
+@pytest.mark.parametrize("while_loading", [False, True])
+def test_a_model_that_is_lost_is_loaded_again(tmp_path, while_loading):
+    p = ps.Pipeline(workers=0)
+    answers = (p | ps.Create(range(200)) | ps.RunInference(LosesModel(tmp_path, 2, while_loading))).collect()
+    assert answers == [row * 3 for row in range(200)]
+    assert p.result.metrics.counter("model_restarts") == 2
+    assert len(lines_of(tmp_path / "loads")) == 3
+
+
+def test_a_row_that_loses_its_model_each_time_is_found(tmp_path):
+    handler = LosesModel(tmp_path, 1000, max_batch_size=16)
+    _, bad = ps.Pipeline(workers=0) | ps.Create(range(200)) | ps.RunInference(handler).with_exception_handling()
+    failed = {row: (failure.kind, failure.message) for row, failure in bad.failed_inferences.collect()}
+    assert failed == {77: ("crashed", "the model's process died with these rows: the server is gone")}
+
+
+def test_a_model_that_is_lost_in_each_load_ends_the_run(tmp_path):
+    told = "step 'model': the process that loads the model died 5 times: the server is gone"
+    with pytest.raises(ModelLoadError, match=told):
+        rows = ps.Pipeline(workers=0) | ps.Create(range(200))
+        (rows | "model" >> ps.RunInference(LosesModel(tmp_path, 1000, while_loading=True))).collect()
 
 
 # Deadlines.

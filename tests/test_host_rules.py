@@ -12,11 +12,11 @@ import pytest
 import penstock as ps
 from penstock.errors import EngineError, ModelCrashError, UsageError
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
+from penstock.models.host_address import run_folder
 from penstock.models.place import Place, Surroundings, Wishes, choose_place
-from penstock.models.rendezvous import run_folder
 from penstock.observe.metrics import Metrics
 
 
@@ -85,7 +85,7 @@ def test_children_of_a_model_can_be_terminated():
 
 
 def test_a_session_that_is_closed_starts_no_host(tmp_path):
-    sessions = Sessions(Metrics(), Surroundings(folder=run_folder(f"closed-{time.monotonic_ns()}")))
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=run_folder(f"closed-{time.monotonic_ns()}")))
     session = sessions.open("step", InferenceSpec.of(Slow(large_model=True)))
     lane = session.join(Caller())
     sessions.close()

@@ -19,7 +19,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ModelLoadError, NotShippableError, PredictionCountError, StepError, UsageError
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
@@ -188,7 +188,7 @@ ask_from_threads({folder!r}, {first}, 4)
 
 def ask_from_threads(folder, first, threads):
     """From each thread ten single rows, one after the other; prints how many answers there were and the largest batch."""
-    sessions = Sessions(Metrics(), Surroundings(folder=folder, workers=2, cores=2))
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=folder, workers=2, cores=2))
     session = sessions.open("step", InferenceSpec.of(Sizes(large_model=True)))
     seen = []
 
@@ -753,7 +753,7 @@ def test_a_row_of_many_megabytes():
 
 def test_many_single_rows_in_shared_memory_make_one_batch(tmp_path):
     """More of them than descriptors fit beside one message."""
-    sessions = Sessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), cores=2))
     try:
         lane = sessions.open("step", InferenceSpec.of(Changes(large_model=True, max_batch_size=300))).join(Caller())
         tickets = [Ticket([np.full(10_000, row, dtype=np.float32)]) for row in range(300)]
@@ -817,7 +817,7 @@ def worker(tmp_path):
     made = []
 
     def make(workers=4):
-        made.append(Sessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), workers=workers, cores=2)))
+        made.append(ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "run"), workers=workers, cores=2)))
         return made[-1]
 
     yield make

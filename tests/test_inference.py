@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.linear_model import LinearRegression
 
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
@@ -440,6 +441,16 @@ def test_the_rows_of_a_step_that_is_not_there():
     [
         (lambda: ps.RunInference(Adds), "call it: Adds"),
         (lambda: ps.RunInference(len), "expected a ModelHandler"),
+        (
+            lambda: ps.RunInference(LinearRegression()),
+            r"SklearnModelHandlerNumpy\('model.skops'\) of penstock",
+        ),
+        (lambda: ps.RunInference("model.pt"), "give the path to the handler for its kind of model"),
+        (lambda: ps.KeyedModelHandler(ps.ModelHandler(max_batchsize=3)), "did you mean max_batch_size?"),
+        (
+            lambda: ps.ModelHandler(zzz="red"),
+            r"zzz=\.\.\.\): there is no such argument; its arguments are min_",
+        ),
         (lambda: ps.KeyedModelHandler(ps.KeyedModelHandler(Adds())), "has keys already"),
         (lambda: ps.RunInference(Adds(max_batch_size=0)), "max_batch_size=0"),
         (lambda: ps.RunInference(Adds(min_batch_size=9, max_batch_size=3)), "min_batch_size=9 is over"),

@@ -20,12 +20,12 @@ import penstock as ps
 from penstock.errors import ModelCrashError, ModelLoadError, StepError
 from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY, Handling
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models import freed_memory
+from penstock.models.host_address import end_hosts, run_folder
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import end_hosts, run_folder
 from penstock.observe.metrics import Metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no host imports this file
@@ -59,7 +59,7 @@ class FromFile(ps.ModelHandler):
         if told.get("hangs"):
             time.sleep(600)
         if told.get("crashes"):
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # in this thread, as a crash is: a signal to the process may reach another
         model = {**told, "array": np.ones(told.get("bytes", 1000) // 8)}
         if told.get("leaks"):
             KEPT.append(model)
@@ -67,7 +67,7 @@ class FromFile(ps.ModelHandler):
 
     def run_inference(self, batch, model, inference_args=None):
         if model.get("kills"):
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # in this thread, as a crash is: a signal to the process may reach another
         return [(model["name"], row, os.getpid()) for row in batch]
 
 
@@ -106,7 +106,7 @@ class Host:
         )
         self.metrics = Metrics()
         around = Surroundings(folder=self.run, load_timeout=load_timeout)
-        self.sessions = Sessions(self.metrics, around)
+        self.sessions = ProcessSessions(self.metrics, around)
         self.session = self.sessions.open("step", InferenceSpec.of(handler, handling=handling))
         self.reports = []
         reported = self.session.reported
@@ -255,6 +255,23 @@ def test_a_model_that_crashes_when_it_is_called_costs_its_neighbours_no_row(host
     assert [answer[:2] for answer in got.answers if answer is not None] == pairs(names, [1, 2])
     assert {(at, failure.kind) for at, failure in got.failures.items()} == {(20, CRASHED), (21, CRASHED)}
     assert "the process of the model of key 'bad' died with these rows: " in got.failures[20].message
+
+
+def test_a_model_that_has_killed_its_process_twice_gets_one_of_its_own(hosts, caplog):
+    host = hosts(handling=Handling())
+    names = [f"good{n}" for n in range(3)]
+    host.model(*names)
+    host.model("bad", kills=True)
+    got = host.ask(*((name, [1]) for name in names), ("bad", [1]))
+    assert [failure.kind for failure in got.failures.values()] == [CRASHED]
+    assert "the model of key 'bad' has killed 2 processes, and gets one of its own" in caplog.text
+    home = host.ask(*((name, [1]) for name in names)).answers[0][2]
+    before = loads(host.folder)
+    for _ in range(2):
+        got = host.ask(("bad", [1]), *((name, [1]) for name in names))
+        assert {answer[2] for answer in got.answers if answer is not None} == {home}, "their process lives"
+        assert [failure.kind for failure in got.failures.values()] == [CRASHED]
+    assert set(loads(host.folder)[len(before) :]) == {"bad"}, "nobody else was loaded again"
 
 
 def test_a_model_that_crashes_ends_the_run_where_errors_are_not_handled(hosts):

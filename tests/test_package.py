@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import collections
+import inspect
 import re
 import subprocess
 import sys
@@ -15,23 +17,47 @@ from penstock import errors
 
 SOURCE = Path(penstock.__file__).parent
 
-BASE = {"failures", "row_copies", "answers", "forks", "rows", "blocks", "tables", "errors"}
+BASE = {"arrow_columns", "display", "failures", "row_copies", "answers", "forks", "rows", "blocks", "tables", "errors"}
 
 # A layer may import itself and what stands to the right of it here. Lower layers know nothing of higher ones.
 # A folder inside a folder is a layer, too.
 LAYERS = {
-    "cli": {"journal", "io", "observe", "pipeline", "options", "transport", "rows", "blocks", "errors", "version"},
+    "cli": {
+        "handlers",
+        "journal",
+        "io",
+        "observe",
+        "pipeline",
+        "options",
+        "transport",
+        "rows",
+        "blocks",
+        "errors",
+        "version",
+    },
     "beam": {"inference", "io", "models", "observe", "blocks", "failures", "rows", "errors"},
     "engines": {"engines.local"},
     "engines.ray": {
-        *("engines.local", "journal", "run", "inference", "io", "models", "observe", "pipeline", "options", "transport"),
-        *("crashes", "blocks", "errors", "version"),
+        *("engines.local", "journal", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options"),
+        *("remote", "transport", "crashes", "blocks", "errors", "version"),
     },
     "engines.local": {
         *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport", "crashes"),
     },
     "journal": {
-        *("journal.identity", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options", "transport"),
+        *(
+            "journal.identity",
+            "remote",
+            "run",
+            "steps",
+            "inference",
+            "io",
+            "models",
+            "observe",
+            "pipeline",
+            "options",
+            "transport",
+        ),
         *("crashes", "version", *BASE),
     },
     "journal.identity": {"run", "steps", "inference", "io", "pipeline", *BASE},
@@ -50,21 +76,37 @@ LAYERS = {
     },
     "steps": {"inference", "io", "batching", "observe", "pipeline", "transport", "retry", *BASE},
     "testing": {"inference", "io", "observe", "pipeline", "rows", "blocks", "errors"},
-    "handlers": {"answers", "inference", "io", "rows", "blocks", "errors"},
-    "inference": {"io", "models", "batching", "observe", "pipeline", "transport", "seeding", "retry", "version", *BASE},
+    "handlers": {"remote", "arrow_columns", "answers", "inference", "io", "transport", "rows", "blocks", "errors"},
+    "inference": {
+        "remote",
+        "io",
+        "models",
+        "batching",
+        "observe",
+        "pipeline",
+        "transport",
+        "seeding",
+        "retry",
+        "version",
+        *BASE,
+    },
+    "remote": {"errors"},
     "io": {"pipeline", "crashes", *BASE},
-    "pipeline": {"batching", "options", "retry", "failures", "rows", "errors"},
+    "pipeline": {"batching", "display", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "observe", "transport", *BASE},
+    "window": {"pipeline", "errors"},
     "batching": {"errors"},
-    "observe": {"errors"},
+    "observe": {"display", "errors"},
     "options": {"errors"},
     "transport": {"rows", "blocks", "errors"},
     "blocks": {"rows", "tables", "errors"},
     "answers": {"rows", "tables"},
     "tables": set(),
+    "arrow_columns": set(),
     "seeding": set(),
     "retry": {"errors"},
-    "failures": {"rows", "errors"},
+    "failures": {"display", "rows", "errors"},
+    "display": set(),
     "row_copies": {"blocks"},
     "rows": {"forks", "errors"},
     "forks": set(),
@@ -80,9 +122,10 @@ PURE = [
     *(f"models/{name}.py" for name in ("budget", "fronts", "residency", "uses", "keyed_models")),
     *(f"models/{name}.py" for name in ("outcome", "place", "versions")),
     "io/new_models.py",
-    *(f"run/{name}.py" for name in ("plan", "schedule", "thresholds", "accounting", "outcomes")),
+    *(f"run/{name}.py" for name in ("plan", "schedule", "locality", "thresholds", "throttling", "accounting", "outcomes")),
     "steps/stage.py",
     "observe/pace.py",
+    *(f"remote/{name}.py" for name in ("pace", "openai_format", "kserve")),
     "io/new_models.py",
 ]
 ACTING = {
@@ -226,6 +269,47 @@ def test_importing_penstock_imports_no_framework():
         "mlflow",
         "psycopg",
         "multiprocessing",
+        "httpx",
     }
     assert "penstock" in loaded
     assert heavy & set(loaded) == set()
+
+
+def test_importing_penstock_imports_no_engine_and_no_model_host():
+    """What takes most of the time of an import, and is for a run."""
+    script = "import sys, penstock; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    later = ("engines", "run", "steps", "journal", "models", "inference", "remote", "transport", "handlers", "io.parquet")
+    assert [name for name in loaded if name.startswith(tuple(f"penstock.{each}" for each in later))] == []
+    assert not {"cloudpickle", "asyncio", "socket", "subprocess", "sqlite3", "logging", "argparse", "json"} & set(loaded)
+
+
+def test_importing_the_handlers_of_hugging_face_imports_no_framework():
+    script = "import sys, penstock.handlers.huggingface; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "penstock.handlers.huggingface_pipelines" in loaded
+    assert not {"torch", "transformers", "sentence_transformers", "sklearn", "pandas"} & set(loaded)
+
+
+def test_settings_of_handlers_are_the_arguments_of_a_handler():
+    """They are written twice, for types and for help(): in one order, with the same types."""
+    arguments = {
+        name: each.annotation
+        for name, each in inspect.signature(penstock.ModelHandler.__init__).parameters.items()
+        if name not in ("self", "unknown")
+    }
+    settings = {name: each.__forward_arg__ for name, each in penstock.HandlerSettings.__annotations__.items()}
+    assert {name: kind.replace("[Any]", "[ExampleT]") for name, kind in settings.items()} == {
+        name: kind.replace("[Any]", "[ExampleT]") for name, kind in arguments.items()
+    }
+
+
+def test_no_two_classes_have_one_name():
+    """But for those that penstock.beam offers under the names of Apache Beam."""
+    homes = collections.defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        if path.parent.name != "beam":
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(path.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

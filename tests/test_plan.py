@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import GraphError
+from penstock.inference.service_handler import AsyncModelHandler
 from penstock.io.source import Read, Source
 from penstock.options import RunOptions
 from penstock.pipeline.graph import MAIN
 from penstock.pipeline.pipeline import Graph
 from penstock.pipeline.transforms import Flatten, Reshuffle
 from penstock.run.plan import MAX_COPIES, MAX_DEPTH, make_plan
-from penstock.run.pools import SMALL_RUN_ROWS, Machine, choose_pools, run_size
-from penstock.run.splits import WAITING_ROWS, split_goals
+from penstock.run.pools import SMALL_RUN_ROWS, Machine, RunSize, choose_pools, run_size
+from penstock.run.splits import FLOWS, WAITING_ROWS, split_goals
 from penstock.steps.stage import Outlet
 
 
@@ -551,3 +552,20 @@ def test_rows_for_a_device_are_cut_so_that_many_wait(tmp_path):
     plan, pools = fed_pools(tmp_path)
     (goal,) = split_goals(plan, pools)
     assert goal.min_rows * pools.slots >= WAITING_ROWS
+
+
+def test_splits_for_a_service_are_long_beside_what_is_in_flight():
+    """Also where a run can be resumed: answers are kept one by one."""
+    p = ps.Pipeline(workers=4)
+    p | ps.Create([0]) | ps.RunInference(Asks())
+    plan, options = plan_of(p), RunOptions(workers=4)
+    pools = choose_pools(plan, options, Machine(4, 1 << 34), RunSize(100_000))
+    assert [goal.min_rows for goal in split_goals(plan, pools, journaled=True)] == [FLOWS * 64]
+
+
+class Asks(AsyncModelHandler):
+    def load_model(self):
+        return None
+
+    async def answer(self, example, model, inference_args=None):
+        return example

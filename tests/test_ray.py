@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +21,16 @@ import pytest
 import penstock as ps
 import ray_cluster
 from penstock.engines.ray import RayEngine, fleet
-from penstock.errors import EngineError, UsageError, WorkerDiedError
+from penstock.engines.ray.payloads import shipped
+from penstock.errors import EngineError, StoppedError, UsageError, WorkerDiedError
+from penstock.remote.nodes import Nodes
+from penstock.run.fleet import Work
+from penstock.steps.stage import Outlet
 from penstock.testing import check_engine
 from ray_cluster import ROWS, write_numbers, written
 
 ray = pytest.importorskip("ray")
+placement_group_table = ray.util.placement_group_table
 
 for module in (sys.modules[__name__], ray_cluster):
     cloudpickle.register_pickle_by_value(module)
@@ -44,7 +49,7 @@ def cluster():
 
 @pytest.mark.parametrize("group", ["rows", "order", "resume"])
 def test_the_contract_of_engines(cluster, group):
-    check_engine("ray", [group])
+    check_engine("ray", [group], workers=2)
 
 
 # Placement.
@@ -59,13 +64,109 @@ def nodes_with(name):
 
 
 def test_stages_run_on_the_nodes_that_their_hints_name(cluster):
-    p = ps.Pipeline(engine="ray")
+    p = ps.Pipeline(engine="ray", workers=2)
     first = p | ps.Create(range(3000)) | ps.Map(node_of).with_resource_hints(resources={"ram_node": 1})
     second = first | "second" >> ps.Map(node_of).with_resource_hints(resources={"accel_node": 1})
     rows = second.collect()
     assert [row for (row, _), _ in rows] == list(range(3000))
     assert {node for (_, node), _ in rows} == nodes_with("ram_node")
     assert {node for _, node in rows} == nodes_with("accel_node")
+
+
+def padded_node_of(row):
+    return row, ray.get_runtime_context().get_node_id(), f"{row:04000}"
+
+
+def test_rows_stay_on_their_node_where_it_is_free(cluster):
+    p = ps.Pipeline(engine="ray")
+    first = p | ps.Create(range(10_000)) | ps.Map(padded_node_of) | ps.Reshuffle()
+    rows = (first | ps.Map(lambda row: (*row[:2], node_of(row)[1]))).collect()
+    assert [row for row, _, _ in rows] == list(range(10_000))
+    assert len({made for _, made, _ in rows}) > 1
+    stayed = sum(made == used for _, made, used in rows)
+    assert stayed > 7_500, "a third would do so by chance"
+
+
+def until_a_node_comes(row, folder, there):
+    """Rows on the nodes that were there first wait until one is on another."""
+    here, marker = node_of(row)[1], Path(folder, "marker")
+    if here not in there:
+        marker.touch()
+    wait_until(marker.exists, "a row is on a node that came later", 90)
+    return row, here
+
+
+def test_a_node_that_joins_a_run_gets_work(cluster, tmp_path):
+    there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    p = ps.Pipeline(engine="ray", workers=6)
+    rows = p | ps.Create(range(4000)) | ps.Map(until_a_node_comes, str(tmp_path), there)
+    rows | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
+    assert "5 cores, of workers=6" in p.explain()
+    run, added = p.start(), []
+
+    def add_node():
+        wait_until(lambda: list(demanded(1)), "one more is asked for")
+        added.append(cluster.add_node(num_cpus=1))
+
+    try:
+        meanwhile(add_node, run)
+    finally:
+        for node in added:
+            cluster.remove_node(node, allow_graceful=False)
+    found = read_rows(tmp_path)
+    assert [row for row, _ in found] == list(range(4000))
+    assert {node for _, node in found} - there
+    assert not list(demanded(1))
+
+
+def demanded(workers):
+    """Placement groups that wait for so many places, as an autoscaler sees them."""
+    for group in placement_group_table().values():
+        if group["state"] in ("PENDING", "RESCHEDULING") and len(group["bundles"]) == workers:
+            yield group
+
+
+class Shares(ps.RemoteModelHandler):
+    """Answers with the number of nodes among which its limit is shared out; not before it may."""
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    def create_client(self):
+        return Nodes(self.run_place.nodes_file)
+
+    def request(self, batch, client, inference_args=None):
+        wait_until(Path(self.folder, "go").exists, "it may answer", 90)
+        return [client.count()] * len(batch)
+
+
+def test_the_limit_of_a_service_is_shared_out_among_the_nodes(cluster, tmp_path):
+    wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, "nodes of other tests are known to be gone")
+    (tmp_path / "go").touch()
+    p = ps.Pipeline(engine="ray", workers=2)
+    rows = p | ps.Create(range(4))
+    anywhere = rows | "anywhere" >> ps.RunInference(Shares(str(tmp_path), requests_per_minute=60_000))
+    one = ps.RunInference(Shares(str(tmp_path), requests_per_minute=60_000)).with_resource_hints(resources={"ram_node": 1})
+    there = rows | ps.Reshuffle() | "there" >> one
+    (anywhere, there) | ps.Flatten() | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+    p.run()
+    assert sorted(line for path in (tmp_path / "out").glob("part-*") for line in path.read_text().split()) == [*"11113333"]
+
+
+def test_no_more_places_are_asked_for_while_a_service_is_the_limit(cluster, tmp_path):
+    p = ps.Pipeline(engine="ray", workers=6)
+    p | ps.Create(range(4000)) | ps.RunInference(Shares(str(tmp_path), requests_per_minute=60, max_batch_size=1))
+    run = p.start()
+
+    def watch():
+        wait_until(lambda: list(demanded(1)), "one more is asked for")
+        (tmp_path / "go").touch()
+        wait_until(lambda: not list(demanded(1)), "it is asked for no more")
+        run.stop()
+
+    with pytest.raises(StoppedError):
+        meanwhile(watch, run)
 
 
 class Where(ps.ModelHandler):
@@ -79,7 +180,7 @@ class Where(ps.ModelHandler):
 
 
 def test_a_large_model_is_one_process_on_each_node(cluster):
-    p = ps.Pipeline(engine="ray")
+    p = ps.Pipeline(engine="ray", workers=3)
     rows = p | ps.Create(range(4000)) | ps.Map(node_of) | ps.RunInference(Where(large_model=True))
     answers = rows.collect()
     assert [row for (row, _), _ in answers] == list(range(4000))
@@ -90,6 +191,43 @@ def test_a_large_model_is_one_process_on_each_node(cluster):
     pids = set.union(*holders.values())
     assert len(pids) == len(holders)
     wait_until(lambda: not any(map(is_alive, pids)), "the hosts have ended")
+
+
+class OfKey(ps.ModelHandler):
+    """Answers with its name, and leaves a line for each time that it was loaded."""
+
+    def __init__(self, name, folder):
+        super().__init__(large_model=True)
+        self.name, self.folder = name, folder
+
+    def load_model(self):
+        with Path(self.folder, self.name).open("a") as file:
+            file.write("loaded\n")
+        return self.name
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [(row, model) for row in batch]
+
+
+def test_models_by_key_are_one_for_each_node_at_most(cluster, tmp_path):
+    """Behind a Reshuffle, rows whose key comes again go to the node that has its model, when that is free."""
+    names = [f"model{number}" for number in range(4)]
+    handler = ps.KeyedModelHandler([ps.KeyModelMapping([name], OfKey(name, str(tmp_path))) for name in names])
+    rows = [(names[at // 250 % 4], at) for at in range(8000)]
+    found = ps.Pipeline(engine="ray", workers=3) | ps.Create(rows) | ps.Reshuffle() | ps.RunInference(handler)
+    assert found.collect() == [(name, (at, name)) for name, at in rows]
+    assert all(1 <= len((tmp_path / name).read_text().splitlines()) <= 3 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("column", "block"),
+    [("", [("a", 1), ("b", 2), ("a", 3), 7, ([], 8)]), ("k", [{"k": "a"}, {"k": "b"}, {"x": 1, "k": "a"}])],
+)
+def test_what_is_sent_on_says_whose_models_it_is_for(column, block):
+    shipment = shipped(Work("run", (0,), 1, 0, task=0, stage=0), Outlet("stage", 1, (), "before", column))
+    shipment.add(block)
+    (chunk,) = shipment.seal()
+    assert len(chunk.locality.models) == 2
 
 
 def is_alive(pid):
@@ -103,11 +241,23 @@ def wait_until(holds, what, seconds=60):
         time.sleep(0.05)
 
 
+def meanwhile(act, run):
+    """The result of a run; `act` is called while it goes on, on this thread: Ray starts nodes on no other."""
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(run.wait)
+        try:
+            act()
+        except BaseException:
+            run.stop()
+            raise
+        return result.result()
+
+
 def test_modules_of_the_drivers_path_are_found(cluster, tmp_path, monkeypatch):
     (tmp_path / "of_the_driver.py").write_text("def tripled(row):\n    return 3 * row\n")
     monkeypatch.syspath_prepend(tmp_path)
     tripled = importlib.import_module("of_the_driver").tripled
-    assert (ps.Pipeline(engine="ray") | ps.Create([1, 2]) | ps.Map(tripled)).collect() == [3, 6]
+    assert (ps.Pipeline(engine="ray", workers=1) | ps.Create([1, 2]) | ps.Map(tripled)).collect() == [3, 6]
 
 
 class FromFile(ps.ModelHandler):
@@ -131,11 +281,11 @@ class FromFile(ps.ModelHandler):
 def test_models_change_on_all_nodes(cluster, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "1.txt").write_text("one")
-    p = ps.Pipeline(engine="ray")
+    p = ps.Pipeline(engine="ray", workers=4)
     watched = ps.RunInference(
         FromFile(tmp_path / "models" / "1.txt"), watch_model_pattern=str(tmp_path / "models" / "*.txt"), interval=0.2
     )
-    rows = p | ps.Create(range(8000)) | ps.Map(node_of) | watched
+    rows = p | ps.Create(range(5000)) | ps.Map(node_of) | watched
     rows | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
     run = p.start()
 
@@ -144,12 +294,9 @@ def test_models_change_on_all_nodes(cluster, tmp_path):
         (tmp_path / "models" / "new").write_text("two")
         (tmp_path / "models" / "new").rename(tmp_path / "models" / "2.txt")
 
-    thread = threading.Thread(target=change, daemon=True)
-    thread.start()
-    run.wait()
-    thread.join()
+    meanwhile(change, run)
     lines = read_rows(tmp_path)
-    assert [row for row, _, _ in lines] == list(range(8000))
+    assert [row for row, _, _ in lines] == list(range(5000))
     assert {node for _, node, model in lines if model == "two"} == {node for _, node, _ in lines}
     assert {model for *_, model in lines} == {"one", "two"}
 
@@ -158,7 +305,7 @@ def test_models_change_on_all_nodes(cluster, tmp_path):
 
 
 def killed_once(row, marker):
-    if row == 1500:
+    if row == ROWS // 2:
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -168,9 +315,9 @@ def killed_once(row, marker):
 
 
 def test_an_actor_that_is_killed_costs_its_splits_one_more_try(cluster, tmp_path):
-    p = ps.Pipeline(engine="ray")
-    rows = p | ps.Create(range(3000)) | ps.Map(killed_once, str(tmp_path / "marker"))
-    assert rows.collect() == list(range(3000))
+    p = ps.Pipeline(engine="ray", workers=2)
+    rows = p | ps.Create(range(ROWS)) | ps.Map(killed_once, str(tmp_path / "marker"))
+    assert rows.collect() == list(range(ROWS))
     assert p.result.worker_deaths >= 1
 
 
@@ -181,38 +328,35 @@ def killed_always(row):
 
 
 def test_a_row_that_always_kills_ends_the_run(cluster):
-    p = ps.Pipeline(engine="ray")
+    p = ps.Pipeline(engine="ray", workers=1)
     with pytest.raises(WorkerDiedError, match="died 4 times while it ran split"):
         (p | ps.Create(range(3000)) | ps.Map(killed_always)).collect()
 
 
 class Slow(Where):
     def run_inference(self, batch, model, inference_args=None):
-        time.sleep(0.01 * len(batch))
+        time.sleep(2e-5 * len(batch))
         return super().run_inference(batch, model)
 
 
 def test_the_owner_of_hosts_and_a_host_that_are_killed(cluster, tmp_path):
     """The next host is started by the next owner."""
     p = ps.Pipeline(engine="ray", workers=1)
-    rows = p | ps.Create(range(600)) | ps.RunInference(Slow(large_model=True, max_batch_size=10))
+    rows = p | ps.Create(range(ROWS)) | ps.RunInference(Slow(large_model=True, max_batch_size=500))
     rows | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
     run = p.start()
     killed = []
 
     def kill():
-        wait_until(lambda: any(stage.rows >= 20 for stage in run.progress()), "rows are done")
+        wait_until(lambda: any(stage.rows >= 1000 for stage in run.progress()), "rows are done")
         for host in hosts():
             owner = int(Path(f"/proc/{host}/stat").read_text().rpartition(")")[2].split()[1])
             os.kill(owner, signal.SIGKILL)
             os.killpg(host, signal.SIGKILL)
             killed.extend([owner, host])
 
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    run.wait()
-    thread.join()
-    assert [row for row, _ in read_rows(tmp_path)] == list(range(600))
+    meanwhile(kill, run)
+    assert [row for row, _ in read_rows(tmp_path)] == list(range(ROWS))
     assert len(killed) == 2
 
 
@@ -234,12 +378,14 @@ def read_rows(folder):
 
 
 def slowly(line):
-    time.sleep(0.0002)
+    if line.endswith("000"):
+        time.sleep(0.2)
     return line
 
 
-def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
-    write_numbers(tmp_path, 20_000)
+def test_a_node_that_dies_loses_nothing_and_is_not_the_works_fault(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.run.schedule.ATTEMPTS", 1)
+    write_numbers(tmp_path)
     node = cluster.add_node(num_cpus=2, resources={"doomed": 2})
     try:
         wait_until(lambda: nodes_with("doomed"), "the node is there")
@@ -249,16 +395,49 @@ def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
         run = p.start()
 
         def end_node():
-            wait_until(lambda: any(stage.rows > 2000 for stage in run.progress()), "rows are done")
+            wait_until(lambda: any(stage.rows > ROWS // 10 for stage in run.progress()), "rows are done")
             cluster.remove_node(node, allow_graceful=False)
 
-        thread = threading.Thread(target=end_node, daemon=True)
-        thread.start()
-        run.wait()
-        thread.join()
-        assert written(tmp_path) == [2 * number for number in range(20_000)]
+        meanwhile(end_node, run)
+        assert written(tmp_path) == [2 * number for number in range(ROWS)]
     finally:
         if node in cluster.list_all_nodes():
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def made_once(row, folder):
+    """Leaves a trace: how often a row was made, and on which node last."""
+    path = Path(folder, f"{row // 1000}")
+    with path.open("a") as file:
+        file.write(f"{row % 1000} {node_of(row)[1]}\n")
+    return row, f"{row:01000}"
+
+
+def test_rows_between_stages_that_a_node_took_along_are_made_again(cluster, tmp_path):
+    """The second stage has no node until all rows are made: then one of the two that have them dies, and a third comes."""
+    added = [cluster.add_node(num_cpus=1, resources={"maker": 1}) for _ in range(2)]
+    try:
+        wait_until(lambda: len(nodes_with("maker")) == 2, "the nodes are there")
+        p = ps.Pipeline(engine="ray")
+        first = p | ps.Create(range(6000)) | ps.Map(made_once, str(tmp_path)).with_resource_hints(resources={"maker": 1})
+        rows = first | ps.Map(lambda row: repr((row[0],))).with_resource_hints(accelerator="gpu")
+        rows | ps.WriteToText(tmp_path / "out")
+        run = p.start()
+
+        def end_node():
+            wait_until(lambda: run.progress() and run.progress()[1].rows == 6000, "all rows are made")
+            cluster.remove_node(added.pop(0), allow_graceful=False)
+            added.append(cluster.add_node(num_cpus=1, num_gpus=1))
+
+        result = meanwhile(end_node, run)
+        assert [row for (row,) in read_rows(tmp_path)] == list(range(6000))
+        assert result.retries > 0
+        assert result.counts["Map(made_once)"].rows_out == 6000
+        lines = [line.split() for path in tmp_path.glob("[0-9]*") for line in path.read_text().splitlines()]
+        assert len({node for _, node in lines}) == 2, "both nodes made rows"
+        assert 6000 < len(lines) < 12_000, "some rows were made twice, and not all"
+    finally:
+        for node in added:
             cluster.remove_node(node, allow_graceful=False)
 
 
@@ -276,11 +455,24 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster, tmp_path)
     assert written(tmp_path) == [2 * number for number in range(ROWS)]
 
 
+def test_a_driver_that_is_stopped_leaves_no_actor_and_says_how_to_go_on(cluster, tmp_path):
+    write_numbers(tmp_path)
+    script = [sys.executable, ray_cluster.__file__, str(tmp_path)]
+    with subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
+        wait_until(lambda: driver.poll() is not None or list((tmp_path / "out").glob("part-*")), "a part is out")
+        driver.terminate()
+        said = driver.stderr.read()
+    assert len(list((tmp_path / "out").glob("part-*"))) < 20, "it was in the middle"
+    assert driver.returncode == -signal.SIGTERM
+    assert "run the same command again" in said
+    wait_until(lambda: ray.available_resources().get("CPU") == 5, "all actors have ended")
+
+
 # Errors.
 
 
 def test_what_no_node_has_is_an_error_that_names_it(cluster):
-    p = ps.Pipeline(engine=RayEngine(resource_wait=1.0))
+    p = ps.Pipeline(engine=RayEngine(resource_wait=1.0), workers=1)
     with pytest.raises(
         EngineError, match=r"resource hints: resources=\{'moon': 2\}.* a worker needs \{CPU: 0.5, moon: 2\}.*ram_node: 2"
     ):
@@ -291,14 +483,20 @@ class Elsewhere(RayEngine):
     """As if the driver had a disk of its own."""
 
     def fleet(self, spec):
-        return super().fleet(replace(spec, folders=["/nowhere/at/all"]))
+        return super().fleet(replace(spec, shared=[f"/nowhere{folder}" for folder in spec.shared]))
 
 
-def test_outputs_that_a_node_does_not_reach(cluster, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"run_dir": "run"}], ids=["plain", "journaled"])
+def test_outputs_that_a_node_does_not_reach(cluster, monkeypatch, tmp_path, options):
     monkeypatch.setattr("penstock.io.folders.make_folder", lambda path, *mode: None)
-    rows = ps.Pipeline(engine=Elsewhere()) | ps.Create(range(10)) | ps.Map(str)
-    with pytest.raises(EngineError, match="/nowhere/at/all is not there on node .* must be on storage that all nodes reach"):
-        rows.collect()
+    monkeypatch.chdir(tmp_path)
+    p = ps.Pipeline(engine=Elsewhere(), workers=1, **options)
+    p | ps.Create(range(10)) | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+    with pytest.raises(
+        EngineError, match="/nowhere/.*out/.* is not there on node .* must be on storage that all nodes reach"
+    ):
+        p.run()
+    assert not list((tmp_path / "out").glob("part-*"))
 
 
 def test_the_command_line(cluster, tmp_path):
@@ -321,7 +519,7 @@ def test_the_command_line(cluster, tmp_path):
 def test_another_version_of_penstock_is_refused(cluster, monkeypatch):
     monkeypatch.setattr(fleet, "__version__", "99.0")
     with pytest.raises(EngineError, match=r"a node of the Ray cluster has Penstock .*, and this machine 99.0"):
-        (ps.Pipeline(engine="ray") | ps.Create(range(10)) | ps.Map(str)).collect()
+        (ps.Pipeline(engine="ray", workers=1) | ps.Create(range(10)) | ps.Map(str)).collect()
 
 
 def test_a_cluster_that_cannot_be_reached():
@@ -332,6 +530,20 @@ def test_a_cluster_that_cannot_be_reached():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "EngineError: the Ray cluster at 'nowhere' cannot be used" in done.stderr
+
+
+def test_a_cluster_that_does_not_answer():
+    code = """if True:
+        import penstock as ps
+        from penstock.engines.ray import RayEngine
+        engine = RayEngine("127.0.0.1:1", connect_wait=2.0)
+        (ps.Pipeline(engine=engine) | ps.Create([1])).collect()
+    """
+    environment = {**os.environ, "RAY_AUTH_TOKEN": "x" * 40, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert "EngineError: the Ray cluster at '127.0.0.1:1' has not answered within 2 s" in done.stderr
+    assert "set RAY_AUTH_MODE=token" in done.stderr
+    assert "SIGTERM handler" not in done.stderr
 
 
 def test_without_ray_it_says_what_to_install():

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -471,7 +472,7 @@ def test_what_was_refused_is_never_taken_for_the_model_whose_place_it_has(tmp_pa
         return model["add"] > 0
 
     script = [("m1.json", ("m1.json", {"add": -5})), ("again", None)]
-    with pytest.raises(ModelLoadError, match="was replaced while the run went on"):
+    with pytest.raises(ModelLoadError, match="was replaced during the run"):
         run(tmp_path, PLACES["timeout"], *script, kind=Dies, validate=good)
 
 
@@ -726,6 +727,27 @@ def test_the_models_of_keys_change_one_by_one(tmp_path, place):
     assert all(os.path.basename(answer.model_id)[0] == key for key, answer in made)
 
 
+def test_the_old_models_of_keys_are_freed_when_their_last_batch_is_done(tmp_path):
+    ALIVE.clear()
+    for key in "ab":
+        put(str(tmp_path), f"{key}1.json")
+    handlers = [ps.KeyModelMapping([key], Held(str(tmp_path / f"{key}1.json"))) for key in "ab"]
+    names = [f"{key}{n}.json" for n in range(1, 6) for key in "ab"]
+    script = [*((name, (following, {})) for name, following in pairwise(names[1:])), (names[-1], None)]
+    seen = Counts(tmp_path, *script)
+    options, _, _ = PLACES["threads"]
+    with ps.Pipeline(**options) as p:
+        new = watch(p, tmp_path, "[ab]*.json")
+        new |= ps.Map(lambda found: ps.KeyModelPathMapping([os.path.basename(found.model_id)[0]], found.model_id))
+        rows = p | ps.Read(Rows(str(tmp_path))) | ps.Map(lambda row: ("ab"[row % 2], row))
+        inference = ps.RunInference(ps.KeyedModelHandler(handlers), model_metadata_pcoll=new)
+        made = (rows | inference | ps.Map(lambda pair: seen(pair[1]))).collect()
+    assert len(ALIVE) == 10
+    assert max(count for _, count in made) <= 4, "two in service, a new one, and one that is on its way out"
+    gc.collect()
+    assert alive() <= 2
+
+
 def test_the_files_of_keys_are_watched(tmp_path):
     for key in "ab":
         put(str(tmp_path), f"{key}.json", add=1000)
@@ -836,7 +858,7 @@ def test_settings_that_cannot_be_are_refused_at_once(settings, message):
 def test_a_handler_that_cannot_be_told_another_path_is_refused_at_once():
     class Fixed(ps.ModelHandler): ...
 
-    with pytest.raises(UsageError, match=r"Fixed cannot be told another path.*update_model_path"):
+    with pytest.raises(UsageError, match=r"Fixed cannot load a model from another path.*update_model_path"):
         ps.RunInference(Fixed(), watch_model_pattern="models/*")
 
 
@@ -929,4 +951,4 @@ def test_explain_says_that_the_model_may_change(tmp_path):
         text = p.explain()
         p.has_run = True
         p._nodes.clear()
-    assert "the model may change while the run goes on, after a check, after 500 rows of a canary of 0.05" in text
+    assert "the model may change during the run, after a check, after 500 rows of a canary of 0.05" in text

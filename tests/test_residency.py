@@ -9,8 +9,8 @@ from collections import Counter, OrderedDict, deque
 import pytest
 
 from penstock.batching.entry import Entry
-from penstock.models.budget import Budget
-from penstock.models.residency import PATIENCE, Admit, Load, Refuse, Residency, Unload
+from penstock.models.budget import MemoryBudget
+from penstock.models.residency import PATIENCE, Admit, LoadNow, Refuse, Residency, UnloadNow
 from penstock.models.uses import ATTEMPTS
 
 MODEL = 10
@@ -39,10 +39,10 @@ class Place:
     def decide(self):
         steps = self.residency.decide(self.now)
         for step in steps:
-            if isinstance(step, Unload):
+            if isinstance(step, UnloadNow):
                 assert not self.inside[step.model], "in use"
                 assert self.held.pop(step.model) == step.copy
-            elif isinstance(step, Load):
+            elif isinstance(step, LoadNow):
                 assert step.model not in {*self.held, *self.loading}
                 self.loading.append(step.model)
                 self.loads.append(step.model)
@@ -82,10 +82,10 @@ class Place:
 
 
 def test_a_model_is_loaded_once_for_all_who_wait():
-    place = Place(Budget())
+    place = Place(MemoryBudget())
     for _ in range(10):
         place.submit("a")
-    assert [type(step) for step in place.decide()] == [Load]
+    assert [type(step) for step in place.decide()] == [LoadNow]
     place.submit("a")
     assert place.decide() == []
     place.finish_loads()
@@ -97,25 +97,25 @@ def test_a_model_is_loaded_once_for_all_who_wait():
 
 
 def test_the_least_recently_used_goes_first_and_none_in_use():
-    place = Place(Budget(2 * MODEL))
+    place = Place(MemoryBudget(2 * MODEL))
     for model in "ab":
         place.submit(model)
         place.settle()
     place.submit("a")
     place.run()
     place.submit("c")
-    assert place.decide() == [Unload("b", 0), Load("c", 0)]
+    assert place.decide() == [UnloadNow("b", 0), LoadNow("c", 0)]
     place.finish_loads()
     place.decide()
     place.submit("a")
     place.submit("d")
     assert place.decide() == [], "both are in use"
     place.inside["c"] = 0
-    assert place.decide() == [Unload("c", 0), Load("d", 0)]
+    assert place.decide() == [UnloadNow("c", 0), LoadNow("d", 0)]
 
 
 def test_rows_that_wait_too_long_close_a_model_that_is_never_idle():
-    place = Place(Budget(MODEL))
+    place = Place(MemoryBudget(MODEL))
     place.submit("busy")
     place.settle()
     place.submit("busy")
@@ -130,12 +130,12 @@ def test_rows_that_wait_too_long_close_a_model_that_is_never_idle():
     place.submit("busy")
     assert place.inside["busy"] == 2, "new rows wait"
     place.run()
-    assert place.decide() == [Unload("busy", 0), Load("other", 0)]
+    assert place.decide() == [UnloadNow("busy", 0), LoadNow("other", 0)]
     assert place.settle() == 2
 
 
 def test_a_model_that_closes_is_opened_again_where_another_one_went():
-    place = Place(Budget(2 * MODEL))
+    place = Place(MemoryBudget(2 * MODEL))
     for model in "ab":
         place.submit(model)
         place.settle()
@@ -145,22 +145,22 @@ def test_a_model_that_closes_is_opened_again_where_another_one_went():
     place.decide()  # "a" closes
     place.submit("a")
     place.inside["b"] = 0
-    assert place.decide() == [Unload("b", 0), Load("c", 0)]
+    assert place.decide() == [UnloadNow("b", 0), LoadNow("c", 0)]
     place.inside["a"] = 0
     assert place.decide() == [Admit("a", 0)]
 
 
 def test_the_first_one_is_loaded_alone_and_then_several_at_once():
-    place = Place(Budget(100 * MODEL), at_once=3)
+    place = Place(MemoryBudget(100 * MODEL), at_once=3)
     for model in "abcde":
         place.submit(model)
-    assert place.decide() == [Load("a", 0)]
+    assert place.decide() == [LoadNow("a", 0)]
     place.finish_loads()
-    assert [step for step in place.decide() if isinstance(step, Load)] == [Load(m, 0) for m in "bcd"]
+    assert [step for step in place.decide() if isinstance(step, LoadNow)] == [LoadNow(m, 0) for m in "bcd"]
 
 
 def test_a_model_larger_than_the_budget_is_refused_and_not_loaded_again():
-    place = Place(Budget(3 * MODEL), sizes={"huge": 50})
+    place = Place(MemoryBudget(3 * MODEL), sizes={"huge": 50})
     place.submit("a")
     place.settle()
     place.submit("huge", 5)
@@ -175,7 +175,7 @@ def test_a_model_larger_than_the_budget_is_refused_and_not_loaded_again():
 
 
 def test_models_that_turn_out_larger_make_others_go():
-    place = Place(Budget(4 * MODEL), sizes={"big": 3 * MODEL})
+    place = Place(MemoryBudget(4 * MODEL), sizes={"big": 3 * MODEL})
     for model in ["a", "b", "c", "big"]:
         place.submit(model)
         place.settle()
@@ -185,10 +185,10 @@ def test_models_that_turn_out_larger_make_others_go():
 
 
 def test_a_load_that_fails_is_tried_again_and_then_refused():
-    place = Place(Budget())
+    place = Place(MemoryBudget())
     place.submit("bad")
     for _ in range(ATTEMPTS):
-        assert place.decide() == [Load("bad", 0)]
+        assert place.decide() == [LoadNow("bad", 0)]
         place.residency.load_failed(*place.loading)
         place.held.clear()
         place.loading.clear()
@@ -199,8 +199,60 @@ def test_a_load_that_fails_is_tried_again_and_then_refused():
     assert not place.residency.are_waiting
 
 
+def test_a_model_that_finds_no_memory_is_loaded_when_the_others_are_gone():
+    place = Place(MemoryBudget())
+    for model in "ab":
+        place.submit(model)
+        place.settle()
+    place.submit("large")
+    assert place.decide() == [LoadNow("large", 0)], "nobody knows its size"
+    place.loading.clear()
+    del place.held["large"]
+    place.residency.load_failed("large", no_memory=True)
+    place.submit("b")
+    assert place.decide() == [], "one of the others is in use"
+    place.run()
+    assert place.decide() == [UnloadNow("a", 0), UnloadNow("b", 0), LoadNow("large", 0)]
+    for _ in range(ATTEMPTS):
+        place.residency.load_failed("large", no_memory=True)
+        steps = place.residency.decide(place.now)
+    assert steps == [Refuse("large", False)], "it was alone, and still found none"
+
+
+def test_a_model_that_is_expected_is_loaded_before_its_rows_come_where_nothing_has_to_go_for_it():
+    place = Place(MemoryBudget(2 * MODEL))
+    place.residency.expect("a")
+    place.residency.expect("b")
+    assert place.decide() == [LoadNow("a", 0)], "the first is measured alone"
+    place.finish_loads()
+    assert place.decide() == [LoadNow("b", 0)]
+    place.finish_loads()
+    place.residency.expect("c")
+    assert place.decide() == [], "there is no room"
+    place.submit("b")
+    assert place.inside["b"] == 1
+    place.run()
+    place.submit("c")
+    assert place.decide() == [UnloadNow("a", 0), LoadNow("c", 0)]
+
+
+def test_where_a_budget_is_soft_a_larger_model_is_loaded_alone_and_stays():
+    place = Place(MemoryBudget(is_soft=True, by_default=True, of_each=True), sizes={"large": 5 * MODEL})
+    place.residency.ready(0, 2 * MODEL)
+    for model in ("a", "large"):
+        place.submit(model)
+        place.settle()
+    place.run()
+    place.decide()
+    assert set(place.held) == {"large"}
+    assert place.decide() == []
+    place.submit("a")
+    place.settle()
+    assert set(place.held) == {"a"}
+
+
 def test_a_process_that_dies_takes_its_models_and_those_in_use_come_back_first():
-    place = Place(Budget(), copies=2, at_once=1)
+    place = Place(MemoryBudget(), copies=2, at_once=1)
     for model in "abcd":
         place.submit(model)
         place.settle()
@@ -214,13 +266,13 @@ def test_a_process_that_dies_takes_its_models_and_those_in_use_come_back_first()
         del place.held[model]
     place.residency.ready(0)
     steps = place.decide()
-    assert steps[0] == Load(lost[1], 0)
+    assert steps[0] == LoadNow(lost[1], 0)
     assert place.inside[lost[1]] == 1
     assert place.settle() == 2
 
 
 def test_a_death_while_one_loads_alone_is_charged_to_it_and_of_several_to_none():
-    place = Place(Budget(), at_once=2)
+    place = Place(MemoryBudget(), at_once=2)
     place.submit("a")
     place.settle()
     for model in "bc":
@@ -231,13 +283,13 @@ def test_a_death_while_one_loads_alone_is_charged_to_it_and_of_several_to_none()
     place.loading.clear()
     assert [place.residency.uses[model].failed for model in "bc"] == [0, 0]
     place.residency.ready(0)
-    assert place.decide() == [Load("b", 0)], "one at a time now"
+    assert place.decide() == [LoadNow("b", 0)], "one at a time now"
     assert place.residency.lost(0) == ["b"]
     assert place.residency.uses["b"].failed == 1
 
 
 def test_rows_of_an_owner_that_has_gone_wait_no_more():
-    place = Place(Budget())
+    place = Place(MemoryBudget())
     place.submit("a", owner="gone")
     place.submit("b", owner="gone")
     place.submit("b", owner="here")
@@ -252,7 +304,7 @@ def test_rows_of_an_owner_that_has_gone_wait_no_more():
 def test_whatever_happens_every_row_is_answered_and_the_budget_holds(seed):
     chance = random.Random(seed)
     copies = chance.randint(1, 3)
-    budget = Budget(chance.randint(2, 8) * MODEL, chance.choice([None, 1, 3]))
+    budget = MemoryBudget(chance.randint(2, 8) * MODEL, chance.choice([None, 1, 3]))
     place = Place(budget, copies=copies, at_once=chance.randint(1, 3))
     submitted = answered = 0
     for _ in range(400):
@@ -306,7 +358,7 @@ def loads_in_order_of_arrival(keys):
 
 def test_far_fewer_loads_than_a_cache_of_the_same_size():
     keys = zipf(ROWS, MODELS)
-    place = Place(Budget(ROOM * MODEL), at_once=1)
+    place = Place(MemoryBudget(ROOM * MODEL), at_once=1)
     blocks = deque()
     left = Counter()
     for number, start in enumerate(range(0, ROWS, BLOCK)):
@@ -319,7 +371,7 @@ def test_far_fewer_loads_than_a_cache_of_the_same_size():
         while blocks and (len(blocks) * BLOCK > WINDOW or start + BLOCK >= ROWS):
             while left[blocks[0]]:
                 for step in place.residency.decide(0.0):
-                    if isinstance(step, Load):
+                    if isinstance(step, LoadNow):
                         place.loads.append(step.model)
                         place.residency.loaded(step.model, MODEL, 0.0)
                     elif isinstance(step, Admit):
@@ -332,11 +384,11 @@ def test_far_fewer_loads_than_a_cache_of_the_same_size():
 
 def test_ten_thousand_models_that_wait_cost_a_decision_nothing():
     looked = itertools.count()
-    residency = Residency(Budget(2 * MODEL), lambda model: next(looked) < 0)
+    residency = Residency(MemoryBudget(2 * MODEL), lambda model: next(looked) < 0)
     residency.ready(0)
     for model in range(10_000):
         residency.add(Entry(None, 1, model=model), 0.0)
-    assert residency.decide(0.0) == [Load(0, 0)]
+    assert residency.decide(0.0) == [LoadNow(0, 0)]
     residency.loaded(0, MODEL, 0.0)
     steps = residency.decide(0.0)
     assert steps[0] == Admit(0, 0)
@@ -344,7 +396,7 @@ def test_ten_thousand_models_that_wait_cost_a_decision_nothing():
 
 
 def test_on_devices_their_memory_counts_where_nobody_has_set_a_budget():
-    place = Place(Budget(1000 * MODEL, by_default=True), copies=2)
+    place = Place(MemoryBudget(1000 * MODEL, by_default=True), copies=2)
     place.residency.ready(0, 2 * MODEL)
     place.residency.ready(1, 3 * MODEL)
     assert place.residency.budget[:3] == (2 * MODEL, None, True)
@@ -352,6 +404,6 @@ def test_on_devices_their_memory_counts_where_nobody_has_set_a_budget():
         place.submit(model)
         place.settle()
     assert sorted(Counter(place.held.values()).values()) == [2, 2], "each has room for two"
-    given = Place(Budget(5 * MODEL))
+    given = Place(MemoryBudget(5 * MODEL))
     given.residency.ready(0, 2 * MODEL)
     assert given.residency.budget.bytes == 5 * MODEL

@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(folder):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    advice = "run the same command again, and it goes on from there"
+    advice = "run the same command again, and it resumes from there"
     assert re.search(rf"penstock: stopped; what was done is kept in {folder}/run \(\d+ of 14 splits\): {advice}\n$", told), (
         told
     )
@@ -234,7 +234,7 @@ def test_a_lambda_that_moved_in_its_file_is_the_same_step(folder):
     script.write_text(text)
     failed = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
     assert "ZeroDivisionError" in failed.stderr
-    assert "run the same command again, and it goes on from there" in failed.stderr
+    assert "run the same command again, and it resumes from there" in failed.stderr
     (folder / "on").touch()
     script.write_text("# a comment\n" + text)
     done = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
@@ -480,8 +480,8 @@ def test_a_module_that_was_changed_is_named_and_state_is_no_change(tmp_path):
 
     assert run() == "False True\n"
     assert run() == "True True\n"
-    assert "  code: steps.py was changed\nput back" in run(steps=("strip()", "upper()"))
-    assert "  code: steps.py was changed\nput back" in run(steps=("self.calls = 0", "self.calls = 1"))
+    assert "  code: steps.py was changed\nrestore" in run(steps=("strip()", "upper()"))
+    assert "  code: steps.py was changed\nrestore" in run(steps=("self.calls = 0", "self.calls = 1"))
 
 
 def test_a_journal_of_an_older_version_is_refused_with_what_to_do(folder):
@@ -539,7 +539,7 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(folder):
     first = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
     assert first.stdout.readline() == b"0\n"
     second = subprocess.run([sys.executable, "job.py"], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert f"process {first.pid}, or one that it has forked, is at work on this run" in second.stderr
+    assert f"process {first.pid}, or one that it has forked, is working on this run" in second.stderr
     first.kill()
     first.wait()
     third = subprocess.Popen([sys.executable, "job.py"], cwd=folder, stdout=subprocess.PIPE)
@@ -723,7 +723,7 @@ def test_status_and_verify(folder):
     assert penstock(folder, "verify", "nowhere").returncode == 2
     begun(folder)
     told = penstock(folder, "status", "run").stdout
-    assert "failed; run the same command again (without --fresh) to go on" in told
+    assert "failed; run the same command again (without --fresh) to resume" in told
     assert "stopped" in told, "the error is shown"
     assert penstock(folder, "verify", "run").returncode == 2, "it is not finished"
     goes_on(folder)
@@ -1139,7 +1139,7 @@ def test_too_many_failures_are_told_with_what_helps(folder):
     bad | "c" >> ps.Map(repr) | "d" >> ps.WriteToText(folder / "dead")
     with pytest.raises(EngineError) as caught:
         p.run()
-    assert "set a higher threshold to go on" in caught.value.__notes__[-1]
+    assert "set a higher threshold to resume" in caught.value.__notes__[-1]
 
 
 def test_one_folder_holds_one_pipeline(folder):
@@ -1262,7 +1262,7 @@ def test_whether_a_run_was_finished_does_not_depend_on_its_splits(folder):
         return p.run()
 
     (folder / "broken").touch()
-    with pytest.raises(EngineError, match=r"could not be published: ConnectionError: the database is away; put that right"):
+    with pytest.raises(EngineError, match=r"could not be published: ConnectionError: the database is away; fix that"):
         run()
     told = penstock(folder, "status", "run").stdout
     assert "0 of 8 done (0.0%); 8 more are written and wait to be published" in told
@@ -1355,7 +1355,7 @@ def test_splits_whose_class_is_gone(tmp_path, monkeypatch):
     (tmp_path / "on").touch()
     piece = pieces.Piece
     monkeypatch.delattr(pieces, "Piece")
-    with pytest.raises(RunChangedError, match=r"has splits of code that is gone: AttributeError.*'Piece'.*\(--fresh\)"):
+    with pytest.raises(RunChangedError, match=r"has splits whose code no longer exists: .*'Piece'.*\(--fresh\)"):
         run(pieces.Bit, accept_changes=("code",))
     assert "failed; run the same command again" in penstock(tmp_path, "status", "run").stdout, "none has died"
     monkeypatch.setattr(pieces, "Piece", piece, raising=False)
@@ -1382,7 +1382,7 @@ def test_a_manifest_that_lacks_something(folder):
         path.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
         told = penstock(folder, "verify", "run")
         assert (told.returncode, name in told.stderr) == (2, True)
-        assert "run the same command again, and it is written anew" in told.stderr
+        assert "run the same command again to rewrite it" in told.stderr
         assert "Traceback" not in told.stderr
         assert copied(folder).was_finished
         assert json.loads(path.read_text()) == json.loads(whole)

@@ -66,7 +66,7 @@ def test_a_file_that_was_replaced_for_a_time_is_read_again(folder, when):
             swap(folder, 1)
         return row
 
-    with pytest.raises(RunChangedError, match=r"(?s)changed while the run in .*in/1\.jsonl had a size .*put back"):
+    with pytest.raises(RunChangedError, match=r"(?s)changed while the run in .*in/1\.jsonl had a size .*restore"):
         copied(folder, change)
     assert "other" not in ids(folder)
     put_back(folder, 1)
@@ -103,6 +103,30 @@ def test_a_line_is_corrected_and_the_run_goes_on(folder):
     copied(folder, accept_changes=("inputs",))
     assert ids(folder) == ids(folder, "in")
     assert copied(folder).was_finished
+
+
+def test_what_was_accepted_of_a_finished_run_is_remembered(folder):
+    copied(folder)
+    before = ids(folder)
+    write(folder, 1, lines=LINES + 7)
+    with pytest.raises(RunChangedError, match=r"in/1\.jsonl had a size"):
+        copied(folder)
+    assert copied(folder, accept_changes=("inputs",)).was_finished
+    assert copied(folder).was_finished
+    assert ids(folder) == before
+    write(folder, 1, lines=LINES + 70)  # another change is another one
+    with pytest.raises(RunChangedError, match=r"in/1\.jsonl had a size"):
+        copied(folder)
+
+
+def test_parts_of_an_interrupted_run_are_not_to_be_overwritten_by_one_without_its_folder(folder):
+    write(folder, 1, bad=100)
+    with pytest.raises(InputError):
+        copied(folder)
+    p = ps.Pipeline()
+    p | ps.ReadFromJsonl(folder / "in") | ps.WriteToJsonl(folder / "out")
+    with pytest.raises(OutputError, match=r"are there already.* of a run that was interrupted, resume it"):
+        p.run()
 
 
 def test_a_file_of_which_a_part_is_done_cannot_be_another_one(folder):

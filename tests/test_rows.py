@@ -17,8 +17,8 @@ from penstock import blocks
 from penstock.blocks import Pacer, byte_size, fitting_rows, is_table, join, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
-from penstock.observe.pace import Pace
-from penstock.observe.progress import Progress, StageProgress, render
+from penstock.observe.pace import Pace, share_done
+from penstock.observe.progress import PlainProgress, Progress, StageProgress, render
 from penstock.rows import map_rows, original_traceback, row_error, safe_str, shorten, user_traceback
 
 # One function over many rows.
@@ -422,3 +422,53 @@ def test_pictures_are_painted_over_and_the_last_one_stays(monkeypatch):
     assert "\x1b[2A" not in first
     assert last.startswith("\x1b[2A\rone | ")
     assert last.endswith("\x1b[K\n")
+
+
+def test_what_a_stage_does_before_its_first_row():
+    stage = StageProgress("stage 0: model", 0, 500, None, state="loading the model")
+    assert render(stage, None, 0.0, 100) == "stage 0: model | 0 of 500 rows | loading the model | 0 failed"
+
+
+def test_plain_lines_come_now_and_then_and_less_often_later():
+    out, now = io.StringIO(), [0.0]
+    progress = PlainProgress(out, clock=lambda: now[0])
+    at = []
+    for second in range(300):
+        now[0] = second
+        before = out.tell()
+        progress.show([StageProgress("stage 0: s", 10 * second, 5000, None)])
+        at += [second] if out.tell() > before else []
+    assert at == [10, 30, 70, 130, 190, 250]
+    progress.finish([StageProgress("stage 0: s", 3000, 5000, None)])
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "penstock: stage 0: s | 100 of 5,000 rows | 10 rows/s | 0 failed | 8:10 left"
+    assert lines[-1].startswith("penstock: stage 0: s | 3,000 of 5,000 rows | 10 rows/s")
+    assert not {"\r", "\x1b"} & set(out.getvalue())
+
+
+def test_a_run_of_seconds_has_no_plain_lines():
+    out, now = io.StringIO(), [0.0]
+    progress = PlainProgress(out, clock=lambda: now[0])
+    for second in range(10):
+        now[0] = second
+        progress.show([StageProgress("s", second, 10, None)])
+    progress.finish([StageProgress("s", 10, 10, None)])
+    assert out.getvalue() == ""
+
+
+def test_the_share_that_is_done_moves_with_the_rows_of_splits_at_work():
+    assert share_done(0, 0, 0, []) is None
+    assert share_done(8, 0, 0, [50]) == 0, "how long a split is, is not known yet"
+    assert share_done(8, 2, 200, [50, 25]) == (2 + 0.5 + 0.25) / 8
+    assert share_done(8, 7, 700, [5000]) == (7 + 0.95) / 8, "a split that is longer than others"
+    assert share_done(8, 8, 800, []) == 1
+
+
+@given(st.integers(1, 50), st.data())
+def test_the_share_that_is_done_is_a_share_and_grows(splits, data):
+    done = data.draw(st.integers(0, splits))
+    rows = done * data.draw(st.integers(1, 100))
+    at_work = data.draw(st.lists(st.integers(0, 300), max_size=splits - done))
+    share = share_done(splits, done, rows, at_work)
+    assert done / splits <= share <= 1
+    assert share <= share_done(splits, done, rows, [each + 1 for each in at_work]) <= 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -122,3 +125,61 @@ def test_what_cannot_be_sent_is_found_by_start(pipeline):
     p | ps.Create([1]) | ps.Map(lambda n: next(generator))
     with pytest.raises(UsageError, match="cannot be copied to a worker"):
         p.start()
+
+
+class SlowToLoad(ps.ModelHandler):
+    """Loads when the test lets it."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.reached, self.opened = gate.reached, gate.opened
+
+    def load_model(self):
+        return hold(ROWS // 2, self.reached, self.opened)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return batch
+
+
+def test_loading_the_model_is_shown_while_it_loads(pipeline, gate, tmp_path):
+    p = pipeline()
+    p | ps.Create(range(ROWS)) | "Model" >> ps.RunInference(SlowToLoad(gate))
+    run = p.start()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(run.wait)
+        gate.wait_until_reached()
+        (stage,) = run.progress()
+        os.unlink(gate.reached)  # no other copy waits
+        gate.open()
+        waiting.result()
+    assert (stage.rows, stage.state) == (0, "loading the model")
+    (stage,) = run.progress()
+    assert (stage.rows, stage.state) == (ROWS, "")
+
+
+SCRIPT = """
+import penstock as ps
+
+with ps.Pipeline({options}) as p:
+    p | ps.Create([1, 2, 3]) | ps.Map(str) | ps.WriteToText("out")
+print(ps.Pipeline().options.workers, (ps.Pipeline() | ps.Create([4])).collect())
+"""
+
+
+@pytest.mark.parametrize(("options", "is_told"), [("", True), ("progress=True", True), ("progress=False", False)])
+def test_a_script_ends_with_a_summary_unless_it_is_switched_off(tmp_path, options, is_told):
+    (tmp_path / "job.py").write_text(SCRIPT.format(options=options))
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "None [4]\n"
+    lines = done.stderr.splitlines()
+    if is_told:
+        assert len(lines) == 1, "collect() says nothing: its rows are there"
+        assert re.fullmatch(r"penstock: 3 rows in 0\.\d s -> .*/out", lines[0])
+    else:
+        assert lines == []
+
+
+def test_a_run_whose_stderr_is_closed_is_a_run_like_any_other(tmp_path):
+    (tmp_path / "job.py").write_text("import sys\nsys.stderr.close()\n" + SCRIPT.format(options="workers=2"))
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "None [4]\n"

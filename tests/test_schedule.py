@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.observe.metrics import MetricKey, Metrics
 from penstock.run import schedule
+from penstock.run.locality import Locality
 from penstock.run.schedule import Assign, PoolSize, Scheduler, StartWorker, StopWorker
+from penstock.run.throttling import Throttling
 
 # Random runs.
 
@@ -601,3 +604,132 @@ def test_a_worker_that_starts_for_nothing_is_stopped_when_it_is_ready():
     assert decide(scheduler) == [("stop", 0)]
     scheduler.worker_ready(1)
     assert decide(scheduler) == [("stop", 1)]
+
+
+# Nodes.
+
+
+def on_nodes(places, *rows, workers=("a", "b")):
+    """A stage that is fed, with one ready worker on each of the nodes; `rows`: their names, and `places` where they are."""
+    scheduler = Scheduler([(0, (1,)), (1, ())], {0: PoolSize(1), 1: PoolSize(len(workers))})
+    for number in range(len(workers)):
+        scheduler.add(1, 0, (-1, number), f"warm {number}")
+    for command in scheduler.decide(0.0):
+        scheduler.worker_ready(command.worker, workers[command.worker])
+    decide(scheduler)
+    for number, (name, place) in enumerate(zip(rows, places, strict=True)):
+        scheduler.add(1, 0, (number,), name, locality=Locality(place))
+    return scheduler
+
+
+def freed(scheduler, *workers):
+    for worker in workers:
+        scheduler.task_done(worker, worker)
+    return decide(scheduler)
+
+
+def test_rows_go_to_a_free_worker_of_their_node():
+    assert freed(on_nodes("ba", "x", "y"), 0, 1) == [(1, "x"), (0, "y")]
+
+
+def test_a_free_worker_takes_the_first_rows_of_its_node():
+    assert freed(on_nodes("bbab", *"wxyz"), 0) == [(0, "y")]
+
+
+def test_rows_of_a_node_that_is_busy_or_gone_go_elsewhere():
+    assert freed(on_nodes("bb", "x", "y"), 0) == [(0, "x")]
+    assert freed(on_nodes(["gone", ""], "x", "y"), 0, 1) == [(0, "x"), (1, "y")]
+
+
+def test_rows_wait_for_a_bounded_number_of_others():
+    ahead = schedule.LOOK_AHEAD
+    scheduler = on_nodes("b" * ahead + "a", *range(ahead), "far behind")
+    assert freed(scheduler, 0) == [(0, 0)]
+
+
+def test_lost_rows_cost_no_try():
+    scheduler = on_nodes("a", "x")
+    assert freed(scheduler, 0) == [(0, "x")]
+    for attempt in range(2, 2 * schedule.ATTEMPTS):
+        task = scheduler.task_lost(0, 2)
+        assert decide(scheduler) == []
+        scheduler.again(task)
+        assert decide(scheduler) == [(0, "x")]
+        assert (task.attempt, task.troubles, task.errors) == (attempt, 0, 0)
+
+
+def for_models(scheduler, number, *models, place=""):
+    scheduler.add(1, 0, (number,), f"rows {number}", locality=Locality(place, frozenset(models)))
+
+
+def test_rows_go_to_the_node_that_has_most_of_their_models():
+    scheduler = on_nodes("", *())
+    for_models(scheduler, 0, 1, 2)
+    for_models(scheduler, 1, 3)
+    assert freed(scheduler, 0, 1) == [(0, "rows 0"), (1, "rows 1")]
+    for_models(scheduler, 2, 3, place="a")
+    for_models(scheduler, 3, 1, 2, 3)
+    for worker, task in [(0, 2), (1, 3)]:
+        scheduler.task_done(worker, task)
+    assert decide(scheduler) == [(1, "rows 2"), (0, "rows 3")]
+
+
+def test_models_of_a_node_that_died_are_looked_for_there_no_more():
+    scheduler = on_nodes("", *())
+    for_models(scheduler, 0, 7)
+    assert freed(scheduler, 1) == [(1, "rows 0")]
+    scheduler.worker_died(1, 0.0, blameless=True)
+    (new,) = [command.worker for command in scheduler.decide(0.0) if isinstance(command, StartWorker)]
+    scheduler.worker_ready(new, "c")
+    assert decide(scheduler) == [(new, "rows 0")]
+    for_models(scheduler, 1, 7)
+    scheduler.task_done(0, 0)
+    scheduler.task_done(new, 2)
+    assert decide(scheduler) == [(new, "rows 1")], "its model is there now"
+
+
+def test_a_pool_grows_and_shrinks():
+    scheduler = with_splits(one_pool(workers=1), *"abcd")
+    assert started(scheduler) == [(0, "a")]
+    scheduler.resize(0, 3)
+    assert decide(scheduler) == [("start", 1), ("start", 2)]
+    scheduler.worker_ready(1)
+    assert decide(scheduler) == [(1, "b")]
+    scheduler.resize(0, 1)
+    assert decide(scheduler) == [("stop", 2)], "it was not there yet"
+    scheduler.task_done(0, 0)
+    assert decide(scheduler) == [(0, "c")], "one with work is not stopped"
+    scheduler.task_done(0, 2)
+    scheduler.task_done(1, 1)
+    assert decide(scheduler) == [(0, "d"), ("stop", 1)]
+
+
+def test_a_pool_that_waits_for_a_service_does_not_grow():
+    scheduler = with_splits(one_pool(workers=1), *"abcd")
+    assert started(scheduler) == [(0, "a")]
+    scheduler.resize(0, 3)
+    scheduler.hold({0})
+    assert decide(scheduler) == []
+    scheduler.worker_died(0, 0.0, blameless=True)
+    assert decide(scheduler) == [("start", 1)], "one that has no worker gets one"
+    scheduler.worker_ready(1)
+    assert decide(scheduler) == [(1, "a")]
+    scheduler.hold(set())
+    assert decide(scheduler) == [("start", 2), ("start", 3)]
+
+
+def throttled(step, milli_secs):
+    return Metrics(
+        {MetricKey(step, "model", "throttled_milli_secs"): milli_secs, MetricKey(step, "model", "requests"): 9999}
+    )
+
+
+def test_which_pools_wait_for_a_service():
+    throttling = Throttling({"read": 0, "ask": 1, "ask again": 1})
+    throttling.seen(throttled("ask", 1500), 100.0)
+    assert throttling.pools(100.0) == set()
+    throttling.seen(throttled("ask again", 1000), 101.0)  # of all steps and processes of the pool together
+    throttling.seen(throttled("another run's", 9999), 101.0)
+    assert throttling.pools(101.0) == {1}
+    assert throttling.pools(104.9) == {1}
+    assert throttling.pools(105.0) == set()

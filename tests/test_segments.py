@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.models.lines import Line
+from penstock.models.connections import Connection
 from penstock.transport import channel as channels
 from penstock.transport import segments as module
 from penstock.transport.channel import Channel, Frames, anonymous_file, frame, read_all, write_all
@@ -657,7 +657,7 @@ def test_nothing_to_read_is_no_wait(line):
 def test_a_peer_that_does_not_read_is_not_waited_for(line):
     one, frames = line
     with selectors.DefaultSelector() as selector:
-        sender = Line(one.dup(), selector, None)
+        sender = Connection(one.dup(), selector, None)
         for number in range(100):
             sender.send((number, b"x" * (channels.INLINE_BYTES // 2)))
         got = []

@@ -17,7 +17,7 @@ from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.failures import Handling
 from penstock.inference.lane import Caller
-from penstock.inference.session import BYTES_SAMPLED_EVERY, Sessions, Ticket
+from penstock.inference.session import BYTES_SAMPLED_EVERY, ProcessSessions, Ticket
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models import front
@@ -58,7 +58,7 @@ class Echo(ps.ModelHandler):
 def sessions(monkeypatch):
     """Rows wait as long as somebody can add to them: time plays no part, but where a test asks for `lingering`."""
     monkeypatch.setattr(front, "LINGER", (600, 600))
-    made = Sessions(Metrics())
+    made = ProcessSessions(Metrics())
     yield made
     made.close()
 
@@ -404,7 +404,7 @@ def test_many_callers_of_one_row_make_full_batches_with_a_duration(sessions):
 
 
 def test_the_sessions_threads_end_with_it():
-    sessions = Sessions(Metrics())
+    sessions = ProcessSessions(Metrics())
     session = open_session(sessions, Echo(max_batch_duration_secs=600))
     (thread,) = session._threads
     assert thread.is_alive()
@@ -667,7 +667,7 @@ def test_one_batch_runs_at_a_time_unless_the_handler_says_otherwise(sessions, du
 
 def test_no_batch_at_all_is_refused():
     with pytest.raises(UsageError, match="max_concurrent_batches"):
-        Sessions(Metrics()).open("step", InferenceSpec.of(Crowd(0, 1)))
+        ProcessSessions(Metrics()).open("step", InferenceSpec.of(Crowd(0, 1)))
 
 
 # What is in a batch.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
-from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry
+from penstock.batching.full_batches import Aiming
 from penstock.batching.limits import BatchLimits
 from penstock.batching.shapes import FirstTimes
 

@@ -34,7 +34,7 @@ from penstock.errors import PenstockError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.io.parquet import ParquetSource
@@ -365,7 +365,7 @@ class Meeting(ps.ModelHandler[Any, Any, Any]):
 @pytest.mark.parametrize(("safe", "expected"), [(True, 1), (False, 3)])
 def test_threads_call_a_safe_model_at_once_with_their_share_of_the_cores(three_threads, safe, expected):
     """One that is not safe is called in turn, and may use all cores."""
-    sessions = Sessions(Metrics(), Surroundings(cores=2, threads=2, in_process=True))
+    sessions = ProcessSessions(Metrics(), Surroundings(cores=2, threads=2, in_process=True))
     spec = InferenceSpec.of(Meeting(safe))
 
     def call() -> list[Any]:

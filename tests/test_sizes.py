@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.batching.aim import Aiming
+from penstock.batching.full_batches import Aiming
 from penstock.batching.limits import BatchLimits
 from penstock.batching.sizes import Ceiling, SizeFinder, ladder
 from penstock.errors import StepError
@@ -185,7 +185,9 @@ class Cramped(ps.ModelHandler):
         return [(row, len(batch)) for row in batch]
 
 
-@pytest.mark.parametrize("settings_", [{}, {"max_batch_size": 64}, {"batch_length_fn": lambda row: 1}], ids=str)
+@pytest.mark.parametrize(
+    "settings_", [{}, {"max_batch_size": 64}, {"batch_length_fn": lambda row: 1}], ids=["found", "count", "length"]
+)
 def test_the_same_rows_run_again_in_smaller_batches(pipeline, settings_):
     p = pipeline()
     made = (p | ps.Create(range(4000)) | ps.RunInference(Cramped(**settings_))).collect()

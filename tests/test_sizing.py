@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,15 @@ def test_tensors_that_are_nowhere_or_sparse_do_no_harm() -> None:
     model = [torch.zeros(10 * MB, device="meta"), torch.eye(100).to_sparse(), array(MB)]
     count = counted_bytes(model)
     assert (count.ram, count.devices) == (pytest.approx(MB, rel=0.01), {})
+
+
+def test_an_exported_program_is_its_weights() -> None:
+    """The shapes in its graph hold no memory, though they say that they do."""
+    program = torch.export.export(torch.nn.Linear(1000, 1000), (torch.zeros(20_000, 1000),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        count = counted_bytes(program.module())
+    assert (count.ram, count.devices) == (pytest.approx(4 * MB, rel=0.25), {})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,11 +11,11 @@ import pytest
 import penstock as ps
 from penstock.failures import Handling
 from penstock.inference.process import process_sessions
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.models.host_address import end_hosts
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import end_hosts
 from penstock.observe.metrics import Metrics
 
 PATIENCE = 30  # seconds until a thread counts as hanging
@@ -61,7 +61,7 @@ def way(request, tmp_path):
     """Settings for a handler, and the sessions that it is used in."""
     settings, around = WAYS[request.param]
     folder = str(tmp_path / "run")
-    sessions = Sessions(Metrics(), Surroundings(folder=folder, **around))
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=folder, **around))
     yield {"max_batch_size": 8, **settings}, sessions
     sessions.close()
     end_hosts(folder)
@@ -172,7 +172,7 @@ def test_tables_come_with_the_positions_of_their_rows(way):
 
 
 def test_answers_that_are_refused_are_failures_of_their_positions():
-    sessions = Sessions(Metrics())
+    sessions = ProcessSessions(Metrics())
     handler = Tenfold().with_postprocess_fn(lambda answer: threading.Lock() if answer % 20 else answer)
     stream = open_stream(InferenceSpec.of(handler, handling=Handling()), "step", sessions)
     assert list(stream.push([0, 1, 7, 2, 3])) == []

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.errors import InputError, OutputError, TransientError
+from penstock.errors import GraphError, InputError, OutputError, TransientError
 from penstock.handlers.sklearn import SklearnModelHandlerNumpy
 from penstock.io.files import list_files, without_secrets
 
@@ -128,8 +128,8 @@ def test_a_failed_run_leaves_the_old_output_alone(pipeline, tmp_path, out):
 
 def test_a_row_that_a_sink_cannot_take(pipeline, out):
     p = pipeline()
-    p | ps.Create([*map(str, range(3000)), 7]) | ps.WriteToText(str(out))
-    with pytest.raises(ps.PenstockError, match="expects str rows, got int"):
+    p | ps.Create([*map(str, range(3000)), "two\nlines"]) | ps.WriteToText(str(out))
+    with pytest.raises(ps.PenstockError, match="has a line end in it"):
         p.run()
     assert leaves_nothing(out)
 
@@ -370,3 +370,23 @@ def test_a_model_s_answers_do_not_hold_the_signature_of_its_address():
     with pytest.raises(InputError, match="model file") as caught:
         handler.load_model()
     assert "SECRET" not in str(caught.value)
+
+
+def test_a_run_that_fails_leaves_no_folders(pipeline, tmp_path):
+    (tmp_path / "kept").mkdir()
+    p = pipeline()
+    rows = p | ps.Create(range(2000)) | ps.Map(lambda x: 1 // (1999 - x))
+    rows | ps.WriteToText(tmp_path / "new" / "deep" / "text")
+    rows | ps.WriteToText(tmp_path / "kept" / "text")
+    with pytest.raises(ps.RowError):
+        p.run()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != "in"] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "step", [ps.Map(int).with_exception_handling(), ps.ParDo(iter).with_outputs("a").with_exception_handling()]
+)
+def test_two_things_where_one_collection_is_expected(step):
+    both = ps.Pipeline() | ps.Create([1]) | step
+    with pytest.raises(GraphError, match="gives two things.*good, failures = rows"):
+        both | ps.Map(str)

@@ -1,4 +1,4 @@
-"""The command: penstock run, explain, status, verify, version.
+"""The command: penstock run, explain, status, verify, handlers, version.
 
 Exit codes: 0 done; 1 the run failed; 2 the call, the pipeline or its input is wrong; 130, 141 and 143 stopped by a signal.
 """
@@ -13,6 +13,7 @@ import runpy
 import signal
 import sqlite3
 import sys
+import tokenize
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -44,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"penstock {__version__}", sys.stdout)
         return 0
     try:
+        if arguments.command == "handlers":
+            from penstock.handlers.catalog import families, table
+
+            _say(table(families()), sys.stdout)
+            return 0
         if arguments.command == "status":
             _say(status(arguments.run_dir), sys.stdout)
             return 0
@@ -93,7 +99,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
         command.error(f"unrecognized arguments: {others[0]}")
     for other in others[1:]:
         if (meant := _near_flag(other)) is not None:
-            command.error(f"{other}: did you mean {meant}? what is meant for the script goes after --")
+            command.error(f"{other}: did you mean {meant}? pass arguments of the script after --")
     others += rest
     if not others:
         command.error("the following arguments are required: script")
@@ -125,15 +131,17 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         command.add_argument(
             "arguments",
             nargs=argparse.REMAINDER,
-            help="passed on to the script; the options below are Penstock's on both sides of the script, but for those "
-            "after a --",
+            help="passed on to the script, as is everything after a --; the options below may stand before or after the "
+            "script",
         )
     for name, text in (
-        ("status", "show how a run with a journal stands, also while it goes on"),
+        ("status", "show how far a run with a journal is, also while it runs"),
         ("verify", "compare the output of a finished run with its manifest"),
     ):
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("run_dir", metavar="DIR", help="the run_dir of a run")
+    told = "list the available handlers, what each needs, and what of it is installed"
+    commands.add_parser("handlers", help=told, description=f"{told[0].upper()}{told[1:]}.")
     commands.add_parser("version", help="print the version")
     return parser, scripted
 
@@ -143,28 +151,34 @@ def _flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     flags.add_argument("--engine", choices=ENGINES, help="where to run (default: as the script says)")
     flags.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster, with --engine ray (default: RAY_ADDRESS)")
-    flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: stay in one process")
+    flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: run in this process")
     flags.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
     flags.add_argument(
-        "--deterministic", action="store_true", default=None, help="batches inside a split only, in one fixed way"
+        "--deterministic",
+        action="store_true",
+        default=None,
+        help="the same batches and random numbers every time",
     )
     flags.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, default=None, help="live lines (default: in a terminal)"
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="lines on stderr: live ones in a terminal, else one now and then",
     )
-    flags.add_argument("--run-dir", metavar="DIR", help="keep a journal there: run it again, and it goes on")
-    flags.add_argument("--fresh", action="store_true", default=None, help="forget the run that is in DIR, and start over")
+    flags.add_argument("--run-dir", metavar="DIR", help="keep a journal there: an interrupted run can be resumed")
+    flags.add_argument("--fresh", action="store_true", default=None, help="discard the run in DIR and start over")
     flags.add_argument(
         "--accept-change",
         action="append",
         choices=CHANGES,
         dest="accept_changes",
-        help="go on although this has changed since the run was begun (may be given several times)",
+        help="resume although this has changed since the run was started (may be given several times)",
     )
     flags.add_argument(
         "--input-digests",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="digests of the inputs in the manifest (default: up to 1 GiB of them)",
+        help="digests of the inputs in the manifest (default: for up to 1 GiB of inputs)",
     )
     return flags
 
@@ -172,6 +186,8 @@ def _flags() -> argparse.ArgumentParser:
 def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
+    if not _is_text(arguments.script):
+        raise UsageError(f"{arguments.script}: this is no text; expected a Python script that builds a pipeline")
     names = [field.name for field in dataclasses.fields(RunOptions)]
     flags = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if "accept_changes" in flags:
@@ -194,6 +210,15 @@ def _run_script(arguments: argparse.Namespace) -> int:
     finally:
         engine_override.reset(token)
         sys.argv, sys.path[:] = argv, path
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file may be Python: models and tables are not."""
+    try:
+        with tokenize.open(path) as file:
+            return "\0" not in file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        return False
 
 
 def _execute(script: str, session: _Session) -> int:

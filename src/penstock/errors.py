@@ -8,21 +8,25 @@ PenstockError
 |  |- InputError            an input is missing, unreadable or not what its format says
 |  |  '- MissingInputError  the path of an input names no file
 |  |- OutputError           an output cannot be written, or would overwrite something
-|  |- RunChangedError       a run that was begun with other inputs, code or models does not go on
+|  |- RunChangedError       a run cannot be resumed: its inputs, code or models have changed
 |  '- MissingPackageError   an optional package is not installed
 |- RowError                 one row failed: look at the row
 |  |- StepError             a step's own code raised for the row
 |  |- BadRowsError          some rows of a batch failed: raised by handlers, to say which
 |  |- PredictionCountError  run_inference() gave back the wrong number of predictions
+|  |- RemoteRequestError    a service has not answered a row's request, or not as expected
 |  |- ModelTimeoutError     the model took longer over these rows than it may
-|  '- ModelCrashError       the model's process died over these rows, again and again
-'- EngineError              the run cannot go on: look at the machine
+|  '- ModelCrashError       the model's process died repeatedly with these rows
+'- EngineError              the run cannot continue: look at the machine
    |- ModelLoadError        load_model() raised
-   |- TransientError        reading or writing failed in a way that may pass; it is tried again
+   |- ModelLostError        raised by handlers: the model is gone, and its process is to be started again
+   |- TransientError        reading or writing failed, also after several attempts
    |- WorkerDiedError       a worker process died, repeatedly, with the same work
-   |- StoppedError          somebody called stop() on the run
+   |- ServiceUnavailableError  a service has answered no request for too long
+   |- BudgetSpentError      requests to a service have taken as much as they may
+   |- StoppedError          stop() was called on the run
    |- TooManyFailuresError  a larger share of a step's rows failed than its threshold allows
-   '- AccountingError       rows were lost or doubled: a defect of Penstock
+   '- AccountingError       rows were lost or duplicated: a bug in Penstock
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ class PenstockError(Exception):
 
 class UsageError(PenstockError):
     """The call is wrong, or what it names. Most are raised before anything starts. Without a `run_dir` nothing of the run is
-    kept; with one, the splits that were done are, and the same command resumes it when the cause is mended."""
+    kept; with one, the splits that were done are, and the same command resumes it when the cause is fixed."""
 
 
 class GraphError(UsageError):
@@ -75,18 +79,19 @@ class OutputError(UsageError):
 
 
 class RunChangedError(UsageError):
-    """The run in `run_dir` was begun with another pipeline, other code, models or inputs."""
+    """The run in `run_dir` was started with another pipeline, other code, models or inputs."""
 
 
 class MissingPackageError(UsageError, ImportError):
-    """A package that this part needs is not installed."""
+    """A package that this part needs is not installed, or too old, which `problem` then says."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'penstock[{extra}]'")
-        self.package, self.extra = package, extra
+    def __init__(self, package: str, extra: str, problem: str | None = None) -> None:
+        told = f"{package} {problem or 'is not installed'}"
+        super().__init__(f"{told}; run: pip install {'' if problem is None else '--upgrade '}'penstock[{extra}]'")
+        self.package, self.extra, self.problem = package, extra, problem
 
-    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str]]:
-        return type(self), (self.package, self.extra)
+    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str, str | None]]:
+        return type(self), (self.package, self.extra, self.problem)
 
 
 class RowError(PenstockError):
@@ -114,28 +119,45 @@ class PredictionCountError(RowError):
     """run_inference() returned another number of predictions than it was given examples."""
 
 
+class RemoteRequestError(RowError):
+    """A service has not answered the request of one row, after so many tries, or its answer is not as expected."""
+
+
 class ModelTimeoutError(RowError):
     """The model took longer over some rows than the timeout allows; its process was killed."""
 
 
 class ModelCrashError(RowError):
-    """The process that holds the model died over some rows, again and again."""
+    """The process that holds the model died repeatedly with the same rows."""
 
 
 class EngineError(PenstockError):
-    """The run cannot go on."""
+    """The run cannot continue."""
 
 
 class ModelLoadError(EngineError):
     """load_model() raised in the process that was to hold the model."""
 
 
+class ModelLostError(EngineError):
+    """For load_model() and run_inference() of a handler whose model is in a host to raise: the model is gone, such as a
+    server that died. Its process is started again, and the rows that it held run again, as after a crash of the process."""
+
+
 class TransientError(EngineError):
-    """Reading an input or writing an output failed in a way that may pass. It was tried again before this is raised."""
+    """Reading an input or writing an output failed with a transient error, also after several attempts."""
 
 
 class WorkerDiedError(EngineError):
-    """A worker process died again and again with the same piece of work."""
+    """A worker process died repeatedly with the same split."""
+
+
+class ServiceUnavailableError(EngineError):
+    """A service has answered no request for longer than `max_outage_secs`. With `run_dir` the run can be resumed."""
+
+
+class BudgetSpentError(EngineError):
+    """Requests to a service have taken as much as `max_requests`, `max_tokens` or `max_cost` allow. Says how to resume."""
 
 
 class StoppedError(EngineError):
@@ -147,7 +169,7 @@ class TooManyFailuresError(EngineError):
 
 
 class AccountingError(EngineError):
-    """Rows in and rows out do not add up. This is a defect of Penstock, or of a user's own writer; never of the data."""
+    """Rows in and rows out do not add up. This is a bug in Penstock, or in a writer of your own; never in the data."""
 
 
-REPORT = "this is a defect of Penstock: please report it with the pipeline"
+REPORT = "this is a bug in Penstock: please report it with the pipeline"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from penstock.display import Displayed, Look, one_line
 from penstock.errors import UsageError
 from penstock.rows import SIGNALS, safe_str, user_traceback
 
@@ -26,8 +27,8 @@ MOST_TEXT = 20_000  # characters of a message or a traceback that are kept
 ErrorClass: TypeAlias = "type[BaseException] | tuple[type[BaseException], ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+@dataclass(frozen=True, slots=True, repr=False)
+class Failure(Displayed):
     """Why a row failed. It holds text and numbers only, so it survives whatever the error itself would not."""
 
     step: str
@@ -54,6 +55,11 @@ class Failure:
         message, trace = safe_str(exc)[:MOST_TEXT], user_traceback(exc)[-MOST_TEXT:]
         model_id = None if model_id is None else str(model_id)  # text, whatever the handler says
         return cls(step, kind, type(exc).__name__, message, trace, attempts, model_id, group)
+
+    def _look(self) -> Look:
+        shown = [(name, str(value)) for name, value in self.as_dict().items() if name != "traceback"]
+        line = f"<Failure in step {self.step!r}, {self.kind}: {self.error_type}: {one_line(self.message)}>"
+        return Look(line, ("field", "value"), shown, self.traceback)
 
     def as_dict(self) -> dict[str, Any]:
         """A plain dict, for sinks."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-CHANGES = ("inputs", "code", "arguments", "handlers", "models")  # that a user may accept when a run goes on
+CHANGES = ("inputs", "code", "arguments", "handlers", "models")  # that a user may accept when a run is resumed
 ASIDE = "aside"  # the folder in run_dir where sinks may keep what is not published
 
 
@@ -25,10 +25,10 @@ class RunOptions:
     load_timeout: float = 1800.0  # seconds for loading a model, where it has a process of its own
     deterministic: bool = False  # batches inside a split only, in one fixed way; random numbers that repeat
     seed: int | None = None  # of the random numbers of a deterministic run; None: 0
-    progress: bool | None = None  # live lines; None: when stderr is a terminal
+    progress: bool | None = None  # lines on stderr, live ones in a terminal, and a summary; False: neither
     run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it goes on
     fresh: bool = False  # forget the run that is in run_dir, and start over
-    accept_changes: tuple[str, ...] = ()  # go on although these have changed: some of CHANGES
+    accept_changes: tuple[str, ...] = ()  # resume although these have changed: some of CHANGES
     input_digests: bool | None = None  # of the files in the manifest; None: if they are at most 1 GiB together
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class RunOptions:
         if not isinstance(self.deterministic, bool):
             raise UsageError(f"deterministic={self.deterministic!r}: expected True or False")
         if self.progress is not None and not isinstance(self.progress, bool):
-            raise UsageError(f"progress={self.progress!r}: expected True, False, or None for when stderr is a terminal")
+            raise UsageError(f"progress={self.progress!r}: expected True, False, or None, which is like True")
         if self.seed is not None and (not isinstance(self.seed, int) or isinstance(self.seed, bool)):
             raise UsageError(f"seed={self.seed!r}: expected a whole number")
         self._check_resuming()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """How often a step calls its code for a row (RunInference: its model for a batch), if that raises what may pass.
+    """How often a step calls its code for a row (RunInference: its model for a batch), if that raises a transient error.
 
     Before the second try it waits about `backoff` seconds, then about twice as long each time, up to `max_backoff`. Waits
     are shortened by chance, by up to a half, so that callers that failed together do not come back together.

@@ -30,15 +30,21 @@ def own_rows(block: BlockT) -> BlockT:
     Arrays and tensors cost a copy of their bytes. A row that cannot be copied stays as it is."""
     if not isinstance(block, list):
         return block
-    kinds = set(map(type, block))
-    if kinds <= CONSTANT or (kinds == {tuple} and _are_constant(chain.from_iterable(block))):
+    if are_constant(block):
         return block
+    kinds = set(map(type, block))
     if kinds == {dict} and _are_constant(chain.from_iterable(map(dict.values, block))):
         return list(map(dict.copy, block))  # type: ignore[return-value]
     if len(kinds) == 1 and (stacked := _stacked(block)) is not None:
         return stacked  # type: ignore[return-value]
     memo: dict[int, Any] = {}  # what is one object in several rows stays one, as in a block that was pickled
     return [_own_row(row, memo) for row in block]  # type: ignore[return-value]
+
+
+def are_constant(rows: list[Any]) -> bool:
+    """Whether nobody can change anything in these rows."""
+    kinds = set(map(type, rows))
+    return kinds <= CONSTANT or (kinds == {tuple} and _are_constant(chain.from_iterable(rows)))
 
 
 def own_row(row: Any) -> Any:

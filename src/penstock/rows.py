@@ -131,9 +131,10 @@ def measured(measure: Callable[[list[Any]], Any], rows: list[Any], step: str) ->
     return lengths
 
 
-def row_error(step: str, row: Any, exc: BaseException, attempts: int = 1) -> StepError:
-    """The error of one row in one step, to be raised `from exc`."""
-    return StepError(f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}{after(attempts)}\n  row: {shorten(row)}")
+def row_error(step: str, row: Any, exc: BaseException, attempts: int = 1, model: str | None = None) -> StepError:
+    """The error of one row in one step, to be raised `from exc`. model: that was asked."""
+    lines = [f"step {step!r}: {type(exc).__name__}: {safe_str(exc)}{after(attempts)}", f"row: {shorten(row)}"]
+    return StepError("\n  ".join([*lines, *([] if model is None else [f"model: {model}"])]))
 
 
 def after(attempts: int) -> str:
@@ -155,10 +156,38 @@ def original_traceback(exc: BaseException) -> str:
     return user_traceback(exc.__cause__ or exc)
 
 
+def cut_own_frames(exc: BaseException) -> None:
+    """Take Penstock's frames out of the tracebacks of an error and of those behind it. All others stay, in order."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [exc]
+    while waiting:
+        error = waiting.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            waiting += [error.__cause__, error.__context__]
+            error.__traceback__ = _foreign(error.__traceback__)
+
+
+def _foreign(frames: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while frames is not None:
+        if not _is_own(frames):
+            kept.append(frames)
+        frames = frames.tb_next
+    made: TracebackType | None = None
+    for each in reversed(kept):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
+
+
+def _is_own(frames: TracebackType) -> bool:
+    return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.")
+
+
 def user_traceback(exc: BaseException) -> str:
     """The traceback of an error that a user's code raised, from where that code begins."""
     frames = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("penstock."):
+    while frames is not None and _is_own(frames):
         frames = frames.tb_next
     frames = frames or exc.__traceback__
     try:

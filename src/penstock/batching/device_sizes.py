@@ -23,13 +23,15 @@ KEPT = 48  # batches that are fitted
 DECAY = 0.96  # of the weight of a batch, with each that follows
 FURTHEST = 4  # times the largest batch so far: how far a fit is trusted
 SURE = 1.5  # standard errors
+EARLY = 16  # batches within which it moves at once
+STEADY = 8  # decisions in a row that want the same, before it moves later: the last batches of a run are unlike others
 AGAIN = 64  # batches after which half and double are tried again
 NOISE, WORTH = 0.05, 4.0  # of times, as if so many batches had shown it
 FIXED = 0.5  # of the time of a usual batch may well be fixed
 BY_LENGTH = 0.2  # by how much the cost of a unit may depend on length, from the shortest rows to the longest
 
 
-class Batch(NamedTuple):
+class TimedBatch(NamedTuple):
     """What ran."""
 
     amount: int  # rows, or padded cost
@@ -64,7 +66,8 @@ class DeviceSizeFinder:
     """Finds a size for batches on a device. Ask for `size`, run a batch of it, and tell what it cost.
 
     It begins at `start`, tries half and double of that once, and then stays where the fit says; it moves when that differs
-    by two rungs or more, and not for noise alone. It goes below `least` only where a batch of that takes too long.
+    by two rungs or more, not for noise alone, and after its first batches only if that is so for a while. It goes below
+    `least` only where a batch of that takes too long.
     """
 
     def __init__(self, ladder: Sequence[int], start: int, least: int) -> None:
@@ -72,9 +75,10 @@ class DeviceSizeFinder:
         self.least = least
         self._rung = rung_of(start, ladder)
         self._tries: deque[int] = deque([self._rung, *self._around()])
-        self._batches: deque[Batch] = deque(maxlen=KEPT)
+        self._batches: deque[TimedBatch] = deque(maxlen=KEPT)
         self._largest = 0  # amount that ran
         self._full = 0  # batches, since the last tries
+        self._wished = 0  # decisions in a row for more (or, below 0, for less)
         self.observed = 0  # batches
         self.fit: Fit | None = None
 
@@ -87,7 +91,7 @@ class DeviceSizeFinder:
     def found(self) -> int:
         return self._ladder[self._rung]
 
-    def observe(self, batch: Batch, *, full: bool) -> None:
+    def observe(self, batch: TimedBatch, *, full: bool) -> None:
         """A batch ran. `full`: it was cut for the size that is aimed at now, and is as large as that allows."""
         self.observed += 1
         if self.observed > 1 and batch.seconds > 0 and batch.amount * 4 >= min(self.found, self.least):
@@ -125,7 +129,7 @@ class DeviceSizeFinder:
         top = len(self._ladder) - 1
         return [rung for rung in (max(0, self._rung - 2), min(top, self._rung + 2)) if rung != self._rung]
 
-    def _is_too_long(self, rung: int, batch: Batch) -> bool:
+    def _is_too_long(self, rung: int, batch: TimedBatch) -> bool:
         times = self._ladder[rung] / batch.amount
         return self.observed > 1 and times > 1 and times * batch.seconds > LONGEST
 
@@ -134,11 +138,19 @@ class DeviceSizeFinder:
         rung = self._rung_for(fit, 0.0)
         surely_more = rung >= self._rung + 2 and self._rung_for(fit, -SURE) > self._rung
         surely_less = rung <= self._rung - 2 and self._rung_for(fit, SURE) < self._rung
-        if surely_more or surely_less:
+        if self._is_wished(surely_more - surely_less):
             self._rung = rung
         elif self._full >= AGAIN:
             self._full = 0
             self._tries.extend(self._around())
+
+    def _is_wished(self, direction: int) -> bool:
+        """Whether to move, if it is to be more (1), less (-1) or neither (0)."""
+        self._wished = self._wished + direction if self._wished * direction > 0 else direction
+        is_moved = abs(self._wished) >= (1 if self.observed <= EARLY else STEADY)
+        if is_moved:
+            self._wished = 0
+        return is_moved
 
     def _rung_for(self, fit: Fit, errors: float) -> int:
         """The smallest size that is near the best by this fit; not far beyond all that ran."""
@@ -150,7 +162,7 @@ class DeviceSizeFinder:
         return min(longest, max(rung_of(self.least, self._ladder), rung))
 
 
-def fitted(batches: Sequence[Batch]) -> Fit:
+def fitted(batches: Sequence[TimedBatch]) -> Fit:
     """The costs that explain these batches best, the last ones first. Batches that took much longer than the others say,
     as the first of a shape do, hardly count.
 
@@ -179,7 +191,7 @@ def fitted(batches: Sequence[Batch]) -> Fit:
     return Fit(fixed * usual * amount, unit * usual, error * usual * amount, _padding(batches, ages))
 
 
-def _padding(batches: Sequence[Batch], weights: Sequence[float]) -> float:
+def _padding(batches: Sequence[TimedBatch], weights: Sequence[float]) -> float:
     more = sum(weight * (batch.amount - batch.useful) for weight, batch in zip(weights, batches, strict=True))
     return max(0.0, more) / sum(weight * batch.amount * batch.useful for weight, batch in zip(weights, batches, strict=True))
 

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry
+from penstock.batching.full_batches import Aiming
 from penstock.batching.limits import BatchLimits
 
 T = TypeVar("T")

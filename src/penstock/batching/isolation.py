@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 E = TypeVar("E")
 
 
-class Call(NamedTuple):
+class IsolationCall(NamedTuple):
     """Call the model with rows start to stop, and send what that raised, or None."""
 
     start: int
@@ -27,7 +27,7 @@ class Blame(NamedTuple, Generic[E]):
     error: E
 
 
-Search: TypeAlias = Generator["Call | Blame[E]", "E | None", bool]
+Search: TypeAlias = Generator["IsolationCall | Blame[E]", "E | None", bool]
 
 
 def isolate(rows: int, error: E, too_large: Callable[[E], bool]) -> Search[E]:
@@ -46,7 +46,7 @@ def blamed(search: Search[E], call: Callable[[int, int], E | None]) -> Iterator[
         except StopIteration:
             return
         reply = None
-        if isinstance(step, Call):
+        if isinstance(step, IsolationCall):
             reply = call(step.start, step.stop)
         else:
             yield step
@@ -59,13 +59,13 @@ def _split(start: int, stop: int, error: E, too_large: Callable[[E], bool], *, c
         return (yield from _as_one(start, stop, error, called))
     middle = (start + stop) // 2
     found = False
-    left = yield Call(start, middle)
+    left = yield IsolationCall(start, middle)
     if left is not None:
         found = yield from _split(start, middle, left, too_large, called=True)
     if left is None and not too_large(error):
         found = yield from _split(middle, stop, error, too_large, called=False)
     else:
-        right = yield Call(middle, stop)
+        right = yield IsolationCall(middle, stop)
         if right is not None:
             found = (yield from _split(middle, stop, right, too_large, called=True)) or found
     if not found and not too_large(error):
@@ -75,7 +75,7 @@ def _split(start: int, stop: int, error: E, too_large: Callable[[E], bool], *, c
 
 def _as_one(start: int, stop: int, error: E, called: bool) -> Search[E]:
     """One row, or several of which no smaller part fails: they are to blame if a call with just them does raise."""
-    own = error if called else (yield Call(start, stop))
+    own = error if called else (yield IsolationCall(start, stop))
     if own is None:
         return False
     yield Blame(start, stop, own)

@@ -14,11 +14,11 @@ from penstock.beam.metrics import StepMetrics
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.lane import Caller
 from penstock.inference.process import UsedSessions, enter, leave
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.models.folder_use import FolderUse
+from penstock.models.host_address import await_hosts, run_folder
 from penstock.models.memory import visible_gpus
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import await_hosts, run_folder
 from penstock.observe.metrics import Metrics
 
 _left: queue.SimpleQueue[tuple[float, Hold]] = queue.SimpleQueue()  # by users that have gone: when to release what they had
@@ -87,7 +87,7 @@ def _made(run: str, workers: int) -> PipelineSessions:
         _releasing[0].start()
     folder = FolderUse(run_folder(run))
     around = Surroundings(folder=folder.folder, workers=workers, cores=os.cpu_count() or 1, gpus=visible_gpus())
-    return PipelineSessions(run=run, sessions=Sessions(Metrics(), around), folder=folder)
+    return PipelineSessions(run=run, sessions=ProcessSessions(Metrics(), around), folder=folder)
 
 
 def _closed(held: PipelineSessions) -> None:

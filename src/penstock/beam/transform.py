@@ -21,7 +21,7 @@ from penstock.failures import ErrorClass, Handling
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec, check_shared_models
 from penstock.models.folder_use import remove_if_unused
-from penstock.models.rendezvous import run_folder
+from penstock.models.host_address import run_folder
 
 MAIN = "main"
 KEPT = 1.0  # seconds for which a model waits for the next bundle, on a runner that sets up and tears down for each

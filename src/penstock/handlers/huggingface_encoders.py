@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock.errors import MissingPackageError, UsageError
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
-    BatchSettings,
     HuggingFaceModelHandler,
     InferenceArgs,
     dtype_on,
@@ -35,6 +34,7 @@ from penstock.handlers.huggingface_tokens import (
     prepared,
     raise_bad_rows,
 )
+from penstock.inference.handler_settings import HandlerSettings
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +87,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         max_seq_length: int | None = None,
         encode_kwargs: Mapping[str, Any] | None = None,
         load_args: Mapping[str, Any] | None = None,
-        large_model: bool = False,
-        model_copies: int | None = None,
-        **batching: Unpack[BatchSettings],
+        **settings: Unpack[HandlerSettings],
     ) -> None:
         """Describe SentenceTransformer(model_name, **load_args).encode(texts, **encode_kwargs).
 
@@ -99,7 +97,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         inference_args of RunInference are more encode_kwargs.
         columns: the column of texts, where rows have columns.
         """
-        super().__init__(model_name, device, large_model, model_copies, batching)
+        super().__init__(model_name, device, settings)
         if not self._model:
             raise UsageError("model_name is empty; expected a folder or a name in the Hugging Face cache or hub")
         if max_seq_length is not None and max_seq_length < 1:

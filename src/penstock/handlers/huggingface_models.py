@@ -10,10 +10,10 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.blocks import size_of
 from penstock.errors import UsageError
@@ -23,6 +23,7 @@ from penstock.handlers.huggingface_tokens import length_of
 from penstock.handlers.pytorch_running import on_gpu, take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
+from penstock.inference.handler_settings import HandlerSettings
 from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
@@ -37,26 +38,6 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".
 _PLAIN = (str, int, float, bool, type(None))
 
 
-class BatchSettings(TypedDict, total=False):
-    """The settings of ModelHandler, for both handlers."""
-
-    min_batch_size: int | None
-    max_batch_size: int | None
-    max_batch_duration_secs: float | None
-    max_batch_weight: int | None
-    element_size_fn: Callable[[Any], int] | None
-    batch_length_fn: Callable[[Any], int] | None
-    max_padded_cost: int | None
-    lookahead_rows: int | None
-    lookahead_bytes: int | None
-    batch_size_buckets: Sequence[int]
-    length_buckets: Sequence[int]
-    env_vars: Mapping[str, str] | None
-    columns: str | Sequence[str] | None
-    output_column: str | None
-    output_prefix: str | None
-
-
 class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
     wraps_answers = True
 
@@ -66,11 +47,9 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
         self,
         model: str | PathLike[str],
         device: str | torch.device | None,
-        large_model: bool,
-        model_copies: int | None,
-        batching: BatchSettings,
+        settings: HandlerSettings,
     ) -> None:
-        super().__init__(**batching, large_model=large_model, model_copies=model_copies)
+        super().__init__(**settings)
         self._model = os.fspath(model)
         self._device = _device_name(None if device is None else str(device))
 

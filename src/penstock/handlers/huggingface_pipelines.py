@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 from penstock.errors import PredictionCountError, UsageError
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
-    BatchSettings,
     HuggingFaceModelHandler,
     InferenceArgs,
     dtype_on,
@@ -45,6 +44,7 @@ from penstock.handlers.huggingface_tokens import (
     raise_bad_rows,
 )
 from penstock.handlers.image_decoding import ImageDecoding, import_pillow
+from penstock.inference.handler_settings import HandlerSettings
 from penstock.rows import shorten
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
         inference_fn: PipelineInferenceFn | None = None,
         load_pipeline_args: Mapping[str, Any] | None = None,
         dtype: Any = None,
-        large_model: bool = False,
-        model_copies: int | None = None,
-        **batching: Unpack[BatchSettings],
+        **settings: Unpack[HandlerSettings],
     ) -> None:
         """Describe transformers.pipeline(task, model, **load_pipeline_args).
 
@@ -89,7 +87,7 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
             and fill-mask.
         columns: the column of texts or images, where rows have columns; two for pairs of texts (text-classification).
         """
-        super().__init__(model, device, large_model, model_copies, batching)
+        super().__init__(model, device, settings)
         self._load_args = dict(load_pipeline_args or {})
         self._dtype = dtype
         self._inference_fn = inference_fn

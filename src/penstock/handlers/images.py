@@ -118,11 +118,12 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
         stacked = _stacked(batch)
         dtype = float_dtype_of(model)
         is_raw = self._decoding.transform is None
+        called = self._calling(model)
 
         def call(images: torch.Tensor, **arguments: Any) -> Any:
             if is_raw:
                 images = self._scaled(images)
-            return model(images.to(dtype) if images.is_floating_point() else images, **arguments)
+            return called(images.to(dtype) if images.is_floating_point() else images, **arguments)
 
         return run_model(
             call, stacked, usable_device(self._device), inference_args, lambda output: answers_of(output, len(batch))

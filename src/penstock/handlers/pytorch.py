@@ -8,15 +8,16 @@ torch is imported where the model is loaded: describing it needs none.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, Unpack
 
 from penstock.blocks import byte_size
-from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.errors import RowError, UsageError
+from penstock.handlers.array_columns import check_types
+from penstock.handlers.catalog import check_installed
 from penstock.handlers.number_columns import check_names, table_of_numbers, table_of_records
-from penstock.handlers.pytorch_columns import check_types, column_rows, column_tensor, matrix_tensor
+from penstock.handlers.pytorch_columns import column_rows, column_tensor, matrix_tensor
 from penstock.handlers.pytorch_loading import usable_device
 from penstock.handlers.pytorch_models import (
     InferenceArgs,
@@ -29,14 +30,14 @@ from penstock.handlers.pytorch_models import (
     run_model,
     split,
 )
+from penstock.handlers.pytorch_padding import Padding
 from penstock.rows import PredictionResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-if importlib.util.find_spec("torch") is None:
-    raise MissingPackageError("torch", "torch")
+check_installed("pytorch")
 
 ExampleT = TypeVar("ExampleT")
 InferenceFn: TypeAlias = (
@@ -126,6 +127,10 @@ def _stacked_by_key(rows: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.
     return {key: _stacked([row[key] for row in rows]) for key in keys}
 
 
+def _as_floats(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
 # The handlers.
 
 
@@ -143,6 +148,8 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
         output_column, output_prefix: what the columns of the answers are called; a prefix is for models that give dicts.
         load_model_args: for torch.load, torch.jit.load or torch.export.load.
         trusted: needed by exported_program_path alone, because such a file can run code when it is loaded.
+        dtype: what the weights become, such as "bfloat16". autocast: what torch.autocast() computes with, where it may.
+        compile: True, or arguments of torch.compile(). Of these, only dtype and compile are for an inference_fn, too.
         """
         super().__init__(settings)
         self._inference_fn = inference_fn or self._default_inference_fn
@@ -158,7 +165,10 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
             inputs = self._columns_as_inputs(self._table_of(batch), float_dtype_of(model))
         else:
             inputs = self._rows_as_inputs(batch)
-        return run_model(model, inputs, device, inference_args, lambda output: answers_of(output, len(batch)))
+            if self._columns is not None and not self.takes_columns():  # made of columns, before the model was there
+                inputs = {name: _as_floats(each, float_dtype_of(model)) for name, each in inputs.items()}
+        call = self._calling(model)
+        return run_model(call, inputs, device, inference_args, lambda output: answers_of(output, len(batch)))
 
     def _are_records(self, batch: Sequence[Any]) -> bool:
         """Whether rows are dicts of the columns, not yet of tensors."""
@@ -193,13 +203,14 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
         check_names(self.input_columns(), table.column_names)
         inputs, rows = self._columns_as_inputs(table, float_dtype_of(model)), table.num_rows
         device = usable_device(self._device)
-        return run_model(model, inputs, device, inference_args, lambda output: column_answers_of(output, rows))
+        call = self._calling(model)
+        return run_model(call, inputs, device, inference_args, lambda output: column_answers_of(output, rows))
 
     def check_columns(self, schema: pa.Schema) -> None:
         names = self.input_columns()
         if names is not None:
             check_names(names, schema.names)
-            check_types(schema, names, lists=self._takes_lists())
+            check_types(schema, names, lists=self._takes_lists(), instead="use PytorchModelHandlerKeyedTensor")
         elif self._inference_fn is self._default_inference_fn:
             raise UsageError(
                 f"the rows are dicts of plain values, {list(schema.names)}, but the model takes tensors; name the columns "
@@ -264,6 +275,10 @@ class PytorchModelHandlerTensor(_PytorchModelHandler["torch.Tensor"]):
 class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tensor]"]):
     """Examples are dicts of tensors; the model gets each key as one named argument, stacked over the rows.
 
+    pad={"input_ids": 0}: these keys may have different lengths. Rows of like length share a batch, which is filled up at the
+    end with these values to its longest row, or to the next of length_buckets. The model gets a mask, too: 1 where a row has
+    a value, under the name of mask=, unless rows have that key already.
+
     columns=["a", "b"]: the model gets each column as one named argument: numbers as [rows], lists of one length as
     [rows, length]. Floats become the model's own, nulls among them NaN; whole numbers stay what they are, and a row with a
     null among them fails, as does one whose list is null.
@@ -271,8 +286,40 @@ class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tenso
 
     _default_inference_fn = staticmethod(default_keyed_tensor_inference_fn)
 
+    def __init__(
+        self,
+        *,
+        inference_fn: InferenceFn[dict[str, torch.Tensor]] | None = None,
+        pad: Mapping[str, float] | None = None,
+        mask: str | None = "attention_mask",
+        **settings: Unpack[PytorchSettings],
+    ) -> None:
+        """Like PytorchModelHandlerTensor.
+
+        pad: keys of different lengths, and what fills each up. mask: what the mask is called; None: there is none.
+        """
+        self._padding = None if pad is None else Padding(values=dict(pad), mask=mask)
+        super().__init__(inference_fn=inference_fn, **settings)
+        if pad is not None and inference_fn is not None:
+            raise UsageError("pad= is for the model itself, but inference_fn= gets rows as they are; pad them there")
+
+    def takes_columns(self) -> bool:
+        """Not where lists of several lengths are to be padded: each row is then a tensor."""
+        return self._padding is None and super().takes_columns()
+
+    def measures_length(self) -> bool:
+        return self._padding is not None or super().measures_length()
+
+    def get_lengths(self, batch: Sequence[Any]) -> Sequence[int]:
+        if self._padding is None or self._batch_length_fn is not None:
+            return super().get_lengths(batch)
+        return [self._padding.length_of(row) for row in batch]
+
     def _rows_as_inputs(self, batch: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        return _stacked_by_key(batch)
+        if self._padding is None:
+            return _stacked_by_key(batch)
+        padded, rest = self._padding.padded(batch, self.padded_length)
+        return {**padded, **_stacked_by_key(rest)}
 
     def _tensors_of(self, table: pa.Table) -> list[dict[str, torch.Tensor | None]]:
         import torch
@@ -282,6 +329,9 @@ class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tenso
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _columns_as_inputs(self, table: pa.Table, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        if self._padding is not None:
+            made = self._rows_as_inputs(self._tensors_of(table))  # None, of a null, is refused there
+            return {name: _as_floats(each, dtype) for name, each in made.items()}
         return {name: column_tensor(table, name, dtype) for name in self.input_columns() or ()}
 
     def get_num_bytes(self, batch: Sequence[dict[str, torch.Tensor]]) -> int:

@@ -1,7 +1,8 @@
 """Building a PyTorch module whose weights come from a state dict, without drawing random ones first.
 
     model, first = FirstWeights.of(make)   # a random draw into a tensor waits, until anything looks at the tensor
-    first.load(model, weights)             # what is overwritten is never drawn, and takes over the memory that was read
+    first.load(model, weights)             # what is overwritten is never drawn, and takes over the memory that was read,
+                                           # on the device where that is
 
 The model is the one that the ordinary way gives, whatever its class does with its weights. Draws are made in their order,
 from the random state that they would have found; those that are never made leave that state as it was.
@@ -53,7 +54,7 @@ class FirstWeights:
     def load(self, model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         """model.load_state_dict(weights), and what is left to be drawn. Nobody else may use the weights, then or later."""
         if isinstance(weights, Mapping):
-            self._given = frozenset(_key(each) for each in weights.values() if _has_memory(each))
+            self._given = frozenset(_key(each) for each in weights.values() if _is_strided(each))
         with self._watching():
             model.load_state_dict(weights)
         if self._unseen:
@@ -78,8 +79,8 @@ class FirstWeights:
             return args[0]
         if func is _ATEN.copy_.default and self._is_overwritten(*args[:2]):
             self._overwrite(args[0])
-            if _has_memory(args[1]) and _key(args[1]) in self._given and _may_take_over(args[0], args[1]):
-                return args[0].set_(args[1].untyped_storage(), 0, args[0].size(), args[0].stride())
+            if _is_strided(args[1]) and _key(args[1]) in self._given and _may_take_over(args[0], args[1]):
+                return _taken_over(args[0], args[1])
         elif self._waiting and not _is_view(func) and (_is_random(func) or self._is_any_unseen(args, kwargs)):
             self._draw()
         return func(*args, **kwargs)
@@ -189,21 +190,25 @@ def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is an ordinary tensor."""
+    return type(value) in _ORDINARY and cast(torch.Tensor, value).layout is torch.strided
+
+
 def _has_memory(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is an ordinary tensor on the CPU."""
-    if type(value) not in _ORDINARY:
-        return False
-    tensor = cast(torch.Tensor, value)
-    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return _is_strided(value) and value.device.type == "cpu"
 
 
 def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    return _has_memory(value) and not value.is_quantized and not value.is_conj() and not value.is_neg()
+    return _is_strided(value) and not value.is_quantized and not value.is_conj() and not value.is_neg()
 
 
 def _is_own(value: object) -> TypeGuard[torch.Tensor]:
     """Whether its memory is torch's own: what NumPy or another process has, they may look at unseen."""
-    return _is_plain(value) and bool(value.untyped_storage().resizable()) and not value.is_shared()
+    if not _has_memory(value) or not _is_plain(value):
+        return False
+    return bool(value.untyped_storage().resizable()) and not value.is_shared()
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -225,13 +230,29 @@ def _is_alone(tensor: torch.Tensor) -> bool:
     return count is not None and count(tensor.untyped_storage()._cdata) == 2  # the tensor, and the one who asks
 
 
+def _is_exchangeable(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor of the one device can become one of the other."""
+    test = getattr(torch, "_has_compatible_shallow_copy_type", None)  # not public
+    return tensor.device == other.device or (test is not None and bool(test(tensor, other)))
+
+
 def _may_take_over(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether it makes no difference if a tensor has the storage of another from now on, in place of a copy."""
+    """Whether it makes no difference if a tensor has the storage of another from now on, in place of a copy. One that is on
+    a device takes the tensor there, where the model is to be."""
     return (
         _is_whole(other)
         and (tensor.dtype, tensor.shape, tensor.stride()) == (other.dtype, other.shape, other.stride())
         and bool(tensor.numel())
+        and _is_exchangeable(tensor, other)
         and not tensor._is_view()
         and _is_alone(tensor)
         and _is_alone(other)
     )
+
+
+def _taken_over(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The tensor, with the storage of the other."""
+    if tensor.device == other.device:
+        return tensor.set_(other.untyped_storage(), 0, tensor.size(), tensor.stride())
+    tensor.data = other
+    return tensor

@@ -6,16 +6,17 @@ torch is imported where a model is loaded, not where it is only described.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from penstock.errors import InputError, MissingPackageError, UsageError
 from penstock.handlers.model_files import open_model_file
-from penstock.io.files import hiding_secrets
+from penstock.io.files import hiding_secrets, is_local, store_of
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSource:
+class WeightsSource:
     """Where the model comes from: one of three kinds of file. Checked when made."""
 
     state_dict_path: str | None
@@ -70,7 +71,7 @@ class ModelSource:
     def path(self) -> str:
         return str(self.state_dict_path or self.torch_script_model_path or self.exported_program_path)
 
-    def at(self, path: str) -> ModelSource:
+    def at(self, path: str) -> WeightsSource:
         """Another file of the same kind, loaded in the same way."""
         if self.state_dict_path is not None:
             return replace(self, state_dict_path=path)
@@ -84,21 +85,21 @@ class ModelSource:
 
         with hiding_secrets([self.path]), open_model_file(self.path) as file:
             if self.model_class is not None:
-                return self._model_with_weights(self.model_class, file).eval().requires_grad_(False).to(device)
+                return self._model_with_weights(self.model_class, file, device).eval().requires_grad_(False).to(device)
             if self.torch_script_model_path is not None:
                 options = {"map_location": device, **self.load_model_args}
                 return self._read("a TorchScript model", torch.jit.load, file, options).eval()
             program = self._read("an exported program", torch.export.load, file, self.load_model_args)
             return _on_device(program, device).module()
 
-    def _model_with_weights(self, model_class: Callable[..., torch.nn.Module], file: BinaryIO) -> torch.nn.Module:
-        import torch
-
+    def _model_with_weights(
+        self, model_class: Callable[..., torch.nn.Module], file: BinaryIO, device: torch.device
+    ) -> torch.nn.Module:
+        """Weights are read to the device one by one; the model, made on the CPU, takes them over there."""
         from penstock.handlers.pytorch_first_weights import FirstWeights
 
         model, first = FirstWeights.of(lambda: model_class(**(self.model_params or {})))
-        options = {"map_location": "cpu", **self.load_model_args, "weights_only": True}
-        weights = self._read("a state dict", torch.load, file, options)
+        weights = self._weights(file, device)
         try:
             first.load(model, weights)
         except (RuntimeError, TypeError) as exc:
@@ -107,6 +108,22 @@ class ModelSource:
                 f"and model_params: {exc}"
             ) from exc
         return model
+
+    def _weights(self, file: BinaryIO, device: torch.device) -> Any:
+        """The state dict, on the device."""
+        import torch
+
+        if not self.path.endswith(".safetensors"):
+            options = {"map_location": device, **self.load_model_args, "weights_only": True}
+            return self._read("a state dict", torch.load, file, options)
+        if self.load_model_args:
+            raise UsageError(
+                f"load_model_args={dict(self.load_model_args)} are for torch.load, but {self.path!r} is a file of "
+                "safetensors, which takes none; leave them out"
+            )
+        if importlib.util.find_spec("safetensors") is None:
+            raise MissingPackageError("safetensors", "torch")
+        return self._read("a state dict in safetensors", _read_safetensors, file, {"path": self.path, "device": device})
 
     def _read(self, what: str, read: Callable[..., Any], file: BinaryIO, options: Mapping[str, Any]) -> Any:
         try:
@@ -122,6 +139,16 @@ class ModelSource:
                 f"{self.path!r} could not be read as {what}: {type(exc).__name__}: {exc}; check the path, and that its "
                 "kind goes with the argument: state_dict_path, torch_script_model_path or exported_program_path"
             ) from exc
+
+
+def _read_safetensors(file: BinaryIO, path: str, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """A local file is mapped into memory, and each tensor copied from there to the device."""
+    from safetensors.torch import load, load_file
+
+    store, inner = store_of(path, InputError)
+    if is_local(store):
+        return cast(Mapping[str, "torch.Tensor"], load_file(inner, device=str(device)))
+    return {name: tensor.to(device) for name, tensor in load(file.read()).items()}
 
 
 def _on_device(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:

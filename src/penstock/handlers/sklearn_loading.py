@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import pickle
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from penstock.errors import InputError, MissingPackageError, UsageError
 from penstock.handlers.model_files import open_model_file
 from penstock.io.files import hiding_secrets, without_secrets
+
+Trust: TypeAlias = bool | Sequence[str]  # True: to run any code; of a skops file also the types that it may hold
 
 
 class ModelFileType(enum.Enum):
@@ -19,12 +22,14 @@ class ModelFileType(enum.Enum):
     JOBLIB = "joblib"
 
 
-def check_trust(uri: str, file_type: object, trusted: bool) -> None:
+def check_trust(uri: str, file_type: object, trusted: Trust) -> None:
     """UsageError when a file of this type may not be loaded without trust. Called when a handler is made."""
     if not isinstance(file_type, ModelFileType):
         expected = ", ".join(str(each) for each in ModelFileType)
         raise UsageError(f"model_file_type={file_type!r}: expected one of {expected}")
-    if file_type is not ModelFileType.SKOPS and not trusted:
+    if not isinstance(trusted, bool) and (isinstance(trusted, str) or not all(isinstance(each, str) for each in trusted)):
+        raise UsageError(f"trusted={trusted!r}: expected True, False, or a list of types, such as ['numpy.dtype']")
+    if file_type is not ModelFileType.SKOPS and trusted is not True:
         raise UsageError(
             f"{without_secrets(str(uri))!r} is a {file_type.value} file, and loading it can run any code that is in it; "
             "pass trusted=True if you made the file or trust who did, or save the model with skops.io.dump(model, path) and "
@@ -32,7 +37,7 @@ def check_trust(uri: str, file_type: object, trusted: bool) -> None:
         )
 
 
-def load_estimator(uri: str, file_type: ModelFileType, trusted: bool) -> Any:
+def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
     """The model in the file. Raises InputError when the file is missing or is not what its type says."""
     with hiding_secrets([uri]), open_model_file(uri) as file:
         try:
@@ -50,19 +55,20 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: bool) -> Any:
             ) from exc
 
 
-def _load_skops(uri: str, content: bytes, trusted: bool) -> Any:
+def _load_skops(uri: str, content: bytes, trusted: Trust) -> Any:
     try:
         import skops.io
     except ModuleNotFoundError as exc:
         raise MissingPackageError("skops", "sklearn") from exc
 
-    unknown = skops.io.get_untrusted_types(data=content)
-    if unknown and not trusted:
+    found = skops.io.get_untrusted_types(data=content)
+    unknown = [name for name in found if trusted is not True and (trusted is False or name not in trusted)]
+    if unknown:
         raise UsageError(
             f"{str(uri)!r} holds types that skops does not know to be safe: {', '.join(unknown)}; look at them, and "
-            "pass trusted=True if you made the file or trust who did"
+            f"trust them alone with trusted={unknown}, or the whole file, if you made it or trust who did, with trusted=True"
         )
-    return skops.io.loads(content, trusted=unknown)
+    return skops.io.loads(content, trusted=found)
 
 
 def _joblib() -> Any:

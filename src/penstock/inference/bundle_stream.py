@@ -17,7 +17,7 @@ from penstock.blocks import MAX_ROWS, Block, Pacer, byte_size, drop_rows, is_tab
 from penstock.errors import NotShippableError, StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.columns import model_ids_column
-from penstock.inference.forming import FormingLane
+from penstock.inference.fixed_batch_lane import FormingLane
 from penstock.inference.guard import Guard
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.in_flight import Beside, Made, Pending, in_order_of_rows
@@ -318,7 +318,7 @@ class InferenceStream:
         except UsageError as exc:
             raise UsageError(f"step {self._step!r}: {exc}") from exc
         except Exception as exc:
-            what = f"the answers make no column: {type(exc).__name__}: {safe_str(exc)}"
+            what = f"the answers cannot be made a column: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self._step!r}: {what}") from exc
 
     def _rows_out(self, pending: Pending, answers: Any, good: Sequence[int]) -> list[Any]:

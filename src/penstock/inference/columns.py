@@ -101,13 +101,9 @@ def as_column(answers: Any) -> Any:
             return pa.array(plain)
         except pa.ArrowException:  # numbers of different types, which only NumPy's own do not mix
             return pa.array([each.tolist() if hasattr(each, "dtype") else each for each in plain])
-    array = _numpy(answers)
-    if array.ndim == 1:
-        return pa.array(array)
-    column = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return column
+    from penstock.arrow_columns import array_column
+
+    return array_column(_numpy(answers))
 
 
 def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
@@ -147,6 +143,10 @@ def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str |
     """Which model answered each row."""
     import pyarrow as pa
 
+    from penstock.arrow_columns import repeated_text
+
+    if model_id is not None and not others:
+        return repeated_text(model_id, rows)
     ids = [each for each in dict.fromkeys([model_id, *others.values()]) if each is not None]
     place = {each: at for at, each in enumerate(ids)}  # None: a null, which cannot be one of the values
     numbers = pa.repeat(pa.scalar(place.get(model_id), pa.int32()), rows)  # type: ignore[arg-type]
@@ -163,9 +163,11 @@ def numpy_columns(table: Any) -> dict[str, Any]:
 def _numpy_column(column: Any) -> Any:
     import pyarrow as pa
 
+    from penstock.arrow_columns import numbers_of
+
     if pa.types.is_fixed_size_list(column.type):
         values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if not values.null_count:
             items = _numpy_column(values.flatten())
             return items.reshape(len(values), column.type.list_size, *items.shape[1:])
-    return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+    return numbers_of(column)

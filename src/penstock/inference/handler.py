@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import byte_size
+from penstock.display import Displayed, Look
 from penstock.errors import UsageError
 from penstock.inference.columns import Output
 from penstock.inference.handler_checks import (
@@ -16,6 +17,7 @@ from penstock.inference.handler_checks import (
     check_output,
     checked_columns,
     checked_variables,
+    refuse_arguments,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ ModelT = TypeVar("ModelT")
 SelfT = TypeVar("SelfT", bound="ModelHandler[Any, Any, Any]")
 
 
-class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
+class ModelHandler(Displayed, Generic[ExampleT, PredictionT, ModelT]):
     """A small picklable description of a model. Define load_model() and run_inference(); the rest has defaults.
 
     The heavy thing exists only after load_model(), in the process that holds it. A subclass need not call
@@ -80,7 +82,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         columns: str | Sequence[str] | None = None,
         output_column: str | None = None,
         output_prefix: str | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_arguments(type(self), unknown)
         for name, given in [("batch_size_buckets", batch_size_buckets), ("length_buckets", length_buckets)]:
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise UsageError(f"{name}={given!r}: expected a list of whole numbers, such as [8, 16, 32]")
@@ -180,6 +184,9 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """What tells this model from others: a path, a name with a version."""
         return None
 
+    def _look(self) -> Look:
+        return Look(f"{type(self).__name__}({self.model_id() or ''})")
+
     def model_files(self) -> Sequence[str]:
         """Local paths or URLs of the files or folders that load_model() reads; used to tell whether a resumed run has the
         same model, and whether it is small enough to be loaded in all workers at once. Called in the user's process, where
@@ -230,7 +237,7 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
 
     def changes_rows(self) -> bool:
         """Whether run_inference() may change, in place, rows that it is given. It sees every row as it was submitted, even
-        if that runs again, and nobody else sees what it changes; a handler that only reads its rows saves their copies."""
+        if that runs again, and no other step sees what it changes; a handler that only reads its rows saves their copies."""
         return True
 
     def max_concurrent_batches(self) -> int:
@@ -264,7 +271,7 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return None
 
     def padded_length(self, longest: int) -> int:
-        """What run_inference() should pad a batch to whose longest row is so long, and what its cost is reckoned with: the
+        """What run_inference() should pad a batch to whose longest row is so long, and what its cost is computed with: the
         next of length_buckets; else a multiple of 8 where new shapes cost; else just that."""
         return BatchLimits.of(self.batch_elements_kwargs(), self.new_shapes_cost()).padded_length(longest)
 
@@ -287,8 +294,8 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         """From now on this handler is for the model at another path, or with another name; it is loaded in the same way.
         Called on a copy of the user's handler, before load_model(): for a model for each key, and for models that change."""
         raise UsageError(
-            f"{type(self).__name__} cannot be told another path: define update_model_path(self, model_path) if it "
-            "loads a file, or give every model a handler of its own: KeyModelMapping(keys, handler)"
+            f"{type(self).__name__} cannot load a model from another path: define update_model_path(self, model_path) if "
+            "it loads a file, or give every model a handler of its own: KeyModelMapping(keys, handler)"
         )
 
     def share_model_across_processes(self) -> bool:
@@ -301,7 +308,7 @@ class ModelHandler(Generic[ExampleT, PredictionT, ModelT]):
         return self._model_copies
 
     def accelerator(self) -> str | None:
-        """What the model runs on: "gpu" if any of the machine's will do, the name of a device such as "cuda:1"; None: the
+        """What the model runs on: "gpu" if any of the machine's is fine, the name of a device such as "cuda:1"; None: the
         CPU, or what load_model() chooses by itself."""
         return None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import operator
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -68,3 +71,54 @@ def check_function(method: str, fn: object) -> None:
     if not callable(fn):
         given = f"{method}{fn!r}" if method.endswith("=") else f"{method}({fn!r})"
         raise UsageError(f"{given}: expected a function of one row")
+
+
+def refuse_arguments(handler: type, unknown: Mapping[str, Any]) -> None:
+    """UsageError for arguments that a handler does not have, with those that may have been meant."""
+    if not unknown:
+        return
+    makers = [base.__dict__["__init__"] for base in handler.__mro__ if "__init__" in base.__dict__ and base is not object]
+    known = list(dict.fromkeys(name for make in makers for name in _arguments_of(make)))
+    name = next(iter(unknown))
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"its arguments are {', '.join(known)}"
+    raise UsageError(f"{handler.__name__}({name}=...): there is no such argument; {hint}")
+
+
+def _arguments_of(make: Any) -> list[str]:
+    """The names that a constructor takes, with those of `**settings: Unpack[Settings]`."""
+    found = []
+    for name, each in inspect.signature(make).parameters.items():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY or (
+            each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in ("self", "settings")
+        ):
+            found.append(name)
+        elif each.kind is inspect.Parameter.VAR_KEYWORD:
+            named = re.search(r"Unpack\[(\w+)\]", str(each.annotation))
+            found += getattr(make.__globals__.get(named[1]), "__annotations__", ()) if named else ()
+    return found
+
+
+# Who makes a model, by the package of its class: what to do with it.
+MODELS = {
+    "sklearn": "save it with skops.io.dump(model, 'model.skops') and use SklearnModelHandlerNumpy('model.skops') of "
+    "penstock.handlers.sklearn",
+    "torch": "save it and use PytorchModelHandlerTensor(...) of penstock.handlers.pytorch",
+    "xgboost": "save it and use a handler of penstock.handlers.xgboost",
+    "lightgbm": "save it and use a handler of penstock.handlers.lightgbm",
+    "transformers": "use HuggingFacePipelineModelHandler(task, model) of penstock.handlers.huggingface",
+    "sentence_transformers": "use SentenceTransformerModelHandler(model) of penstock.handlers.huggingface",
+    "keras": "save it and use a handler of penstock.handlers.tensorflow",
+    "onnxruntime": "use a handler of penstock.handlers.onnx with the path of the model",
+}
+
+
+def handler_for(thing: object) -> str:
+    """What to do with something that is given in the place of a handler."""
+    if isinstance(thing, type):
+        return f"call it: {thing.__name__}(...)"
+    packages = [base.__module__.partition(".")[0] for base in type(thing).__mro__]
+    found = next((MODELS[package] for package in packages if package in MODELS), None)
+    if found is None and isinstance(thing, (str, os.PathLike)):
+        found = "give the path to the handler for its kind of model (`penstock handlers` lists them)"
+    return found or "subclass ps.ModelHandler"

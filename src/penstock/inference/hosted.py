@@ -12,20 +12,20 @@ import cloudpickle
 from penstock.answers import Together
 from penstock.blocks import byte_size, row_at
 from penstock.errors import EngineError, PenstockError, StepError
-from penstock.failures import Handling
+from penstock.failures import LOADING, Handling
 from penstock.inference.broken_rows import BrokenRows
 from penstock.inference.lane import Caller
 from penstock.inference.models_by_key import ModelsByKey
-from penstock.inference.served import host_spec
-from penstock.inference.shared import Shared
+from penstock.inference.served import at_place, host_spec, place_key
+from penstock.inference.shared import SessionState
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket, hand_out
 from penstock.models.client import HostClient
+from penstock.models.host_address import Address, name_of
 from penstock.models.measures import Report, hand_in
 from penstock.models.messages import Answers, Broken, Submit
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place
-from penstock.models.rendezvous import Address, name_of
 from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
 from penstock.rows import safe_str
@@ -44,7 +44,7 @@ class _Open(NamedTuple):
 class HostedSession:
     """This process's way to a model that is elsewhere."""
 
-    def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
+    def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
         self._handler = spec.handler
         self._changes = spec.refresh is not None
@@ -56,8 +56,9 @@ class HostedSession:
         self._numbers = itertools.count(1)
         self._closed = False
         around = owner.around
-        address = Address(spec.folder(around), name_of(key))
-        self._client = HostClient(address, host_spec(key, step, spec, place, around), self)
+        self._model = at_place(key) if place.shared else None
+        address = Address(spec.folder(around), name_of(place_key(key, spec, place)))
+        self._client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -105,7 +106,7 @@ class HostedSession:
             lengths=lengths,
             alone=alone,
             size=0 if lengths is None else byte_size(block),
-            parts=submitted.ticket.parts,
+            parts=submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)],
         )
         buffers = pack(block, submitted.ticket.step)
         with self._changed:
@@ -156,7 +157,8 @@ class HostedSession:
                 if submitted is None:
                     continue
                 ticket = submitted.ticket
-                if not broken.is_handled(submitted.handling):
+                is_for_all = message.kind == LOADING and self._model is not None  # as where it has a host for itself
+                if is_for_all or not broken.is_handled(submitted.handling):
                     ticket.error = ticket.error or broken.error(ticket.step, row_at(ticket.block, start))
                 else:
                     failures = dict.fromkeys(range(stop - start), broken.failure(ticket.step))
@@ -202,7 +204,7 @@ class HostedSession:
         for number in settled:
             del self._open[number]
         self._owner.settled()
-        self._changed.release()
+        self._changed.release()  # the client's lock comes before this one
         try:
             self._client.forget(settled)
         finally:

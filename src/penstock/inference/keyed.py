@@ -10,7 +10,7 @@ from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model_keys import Mapped, OfKey, Pattern
 from penstock.inference.models_by_key import ModelsByKey
-from penstock.models.budget import Budget
+from penstock.models.budget import MemoryBudget
 from penstock.pipeline.hints import parse_bytes
 
 Handler = ModelHandler[Any, Any, Any]
@@ -90,7 +90,7 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
         if default is not None:
             _check_inner(type(self), default)
         size = None if budget is None else parse_bytes(budget, "memory_budget")
-        self.unkeyed = ModelsByKey(of_key, default, Budget(size, most), key_column)
+        self.unkeyed = ModelsByKey(of_key, default, MemoryBudget(size, most), key_column)
 
 
 class MaybeKeyedModelHandler(KeyedModelHandler):

@@ -82,7 +82,7 @@ class Reports(Protocol):
         """Whether its files are still what they were when it was announced."""
 
 
-class Call(NamedTuple):
+class VersionCall(NamedTuple):
     """A batch, and how it is called."""
 
     batch: Block
@@ -97,7 +97,7 @@ class Call(NamedTuple):
         how = self.args, self.step, self.handling, self.retry
         return live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again)
 
-    def for_another(self) -> Call:
+    def for_another(self) -> VersionCall:
         """The rows as they were: a model may have changed those that it was given."""
         return self if self.read_again is None else self._replace(batch=self.read_again())
 
@@ -109,7 +109,7 @@ def prepared_with(handler: ModelHandler[Any, Any, Any], version: Version) -> str
     return handler.prepare_key() or f"version {version.number}"
 
 
-def tried(new: Live, call: Call) -> tuple[Outcome | None, str]:
+def tried(new: Live, call: VersionCall) -> tuple[Outcome | None, str]:
     """What a new version makes of a batch, errors included, and one of them; None: nothing."""
     try:
         made = call._replace(handling=ANY_ERROR, retry=None, holds_back=False).on(new)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from penstock.answers import cut, make_room, put_together
 from penstock.batching.isolation import Blame, blamed, isolate
-from penstock.blocks import Block, drop_rows, row_at, row_count, slice_rows
+from penstock.blocks import Block, drop_rows, row_at, row_count
 from penstock.errors import (
     BadRowsError,
     EngineError,
+    PenstockError,
     PredictionCountError,
     StepError,
     UsageError,
@@ -24,13 +25,13 @@ from penstock.inference.calls import call_model, checked_answers, filled
 from penstock.inference.handler import AnnouncingHandler, ModelHandler, variables_of
 from penstock.inference.model_loading import load_model_of
 from penstock.inference.slow import SlowCalls
+from penstock.inference.submitted_rows import SubmittedRows
 from penstock.models.activity import BATCHES
 from penstock.models.loading import LoadedModel
 from penstock.models.memory import file_bytes
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
-from penstock.row_copies import own_rows
-from penstock.rows import PredictionResult, after, let_through, row_error, safe_str, shorten, without
+from penstock.rows import after, let_through, row_error, safe_str, shorten, without
 
 MEMORY_IS_FULL = 8  # rows of a batch, none of which fits alone
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
@@ -42,37 +43,6 @@ class _Care(NamedTuple):
     handling: Handling | None
     tries: Tries
     holds_back: bool = False  # no row is blamed for running out of memory: a fresh process may have enough
-
-
-class _Rows:
-    """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again."""
-
-    __slots__ = ("_batch", "_is_given", "_may_change", "_read_again", "count")
-
-    def __init__(self, batch: Block, may_change: bool, read_again: Callable[[], Block] | None) -> None:
-        self.count = row_count(batch)
-        self._batch = batch
-        self._may_change = may_change
-        self._read_again = read_again
-        self._is_given = False  # the batch itself, which then is no longer what was submitted
-
-    def part(self, start: int, stop: int) -> Block:
-        """Some of the rows, as they were submitted."""
-        if self._is_given and self._read_again is not None:
-            self._batch, self._read_again = self._read_again(), None
-        return self._batch if stop - start == self.count else slice_rows(self._batch, start, stop)
-
-    def call(self, start: int, stop: int, function: Callable[[Block, Any], Any], args: Any) -> Any:
-        """function(rows, args), with rows that it may change; an answer whose example is one of them gets the row itself."""
-        part = self.part(start, stop)
-        if not self._may_change:
-            return function(part, args)
-        if self._read_again is not None:
-            self._is_given = True
-            return function(part, args)
-        given = own_rows(part)
-        answers = function(given, args)
-        return answers if given is part else _with_examples(answers, given, part)
 
 
 class ModelCopy:
@@ -126,6 +96,7 @@ class ModelCopy:
         holds_back: bool = False,
         read_again: Callable[[], Block] | None = None,
         prepared: str | None = None,
+        raised: BaseException | None = None,
     ) -> Outcome:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
@@ -140,9 +111,13 @@ class ModelCopy:
         read_again: gives the rows once more, to a caller that keeps them elsewhere. The handler is then given the batch
         itself; without it, copies of what it could change: every call sees the rows as they were submitted.
 
-        prepared: asked for where a model has versions (inference/refreshed_model.py): all rows are prepared for this one."""
-        rows = _Rows(batch, self.handler.changes_rows(), read_again)
+        prepared: asked for where a model has versions (inference/refreshed_model.py): all rows are prepared for this one.
+
+        raised: what the first call of the batch has raised, if somebody else has made it."""
+        rows = SubmittedRows(batch, self.handler.changes_rows(), read_again)
         try:
+            if raised is not None:
+                raise raised
             answers = rows.call(0, rows.count, self._call, args)
         except BaseException as exc:
             if isinstance(exc, BadRowsError) and (bad := _bad_rows(exc, rows.count)):
@@ -156,6 +131,24 @@ class ModelCopy:
             return made._replace(model_id=self.model_id(), out_of_memory=self._take_out_of_memory())
         on_device = self._own.device_seconds if self._sees_device else None
         return Outcome(answers, model_id=self.model_id(), device_seconds=on_device)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call is just that, and nobody is told of it."""
+        return not (self._announces or self._size_buckets or self._one_of_many or self._sees_device or self._slow)
+
+    def row_failed(self, row: Any, error: BaseException, step: str, handling: Handling | None) -> Outcome | PenstockError:
+        """What comes of an error of one row, which was called for alone: its failure, or what ends the run."""
+        try:
+            let_through(error)
+            exc = self._of_rows(error, 1, handling)
+        except PenstockError as raised:
+            return raised
+        if handling is None or not handling.handles(exc):
+            ending = self._error([row], exc, step, 1)
+            ending.__cause__ = exc
+            return ending
+        return Outcome([None], {0: self._failure(exc, step, 1, 1)}, model_id=self.model_id())
 
     def byte_size(self, batch: Block) -> int | None:
         """The bytes of a batch, if they can be told."""
@@ -200,7 +193,7 @@ class ModelCopy:
         self._own.rows = None
         return rows
 
-    def _after(self, exc: BaseException, rows: _Rows, args: Any, step: str, care: _Care) -> Outcome:
+    def _after(self, exc: BaseException, rows: SubmittedRows, args: Any, step: str, care: _Care) -> Outcome:
         """What a batch comes to whose first call has raised."""
         answers: Any = None
         raised = self._blamable(exc, rows.count, care)
@@ -208,7 +201,7 @@ class ModelCopy:
             answers, raised = self._tried(rows, 0, rows.count, args, care)
         return Outcome(answers, calls=care.tries.made) if raised is None else self._isolated(rows, args, step, care, raised)
 
-    def _tried(self, rows: _Rows, start: int, stop: int, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
+    def _tried(self, rows: SubmittedRows, start: int, stop: int, args: Any, care: _Care) -> tuple[Any, BaseException | None]:
         """The answers, or what the call raised: the last one, if it may be made again."""
         while True:
             try:
@@ -237,7 +230,7 @@ class ModelCopy:
             self.handler.after_out_of_memory()
         return exc
 
-    def _isolated(self, rows: _Rows, args: Any, step: str, care: _Care, raised: BaseException) -> Outcome:
+    def _isolated(self, rows: SubmittedRows, args: Any, step: str, care: _Care, raised: BaseException) -> Outcome:
         """Find the rows that are to blame; the calls for that answer the others."""
         pieces: list[tuple[Sequence[int], Any]] = []  # the places of some rows, and their answers
         handling = care.handling
@@ -279,7 +272,7 @@ class ModelCopy:
         return Outcome(answers, failures, calls, [at for at in range(rows.count) if at not in known])
 
     def _known_bad(
-        self, bad: dict[int, Exception], values: Any, rows: _Rows, step: str, handling: Handling | None
+        self, bad: dict[int, Exception], values: Any, rows: SubmittedRows, step: str, handling: Handling | None
     ) -> Outcome | None:
         """What a batch comes to of which the handler says which rows are bad, if it has the answers of the others."""
         for at, error in bad.items():
@@ -294,7 +287,7 @@ class ModelCopy:
     def _without(
         self,
         bad: dict[int, Exception],
-        rows: _Rows,
+        rows: SubmittedRows,
         args: Any,
         step: str,
         handling: Handling | None,
@@ -339,12 +332,16 @@ class ModelCopy:
     def _error(self, batch: Block, error: BaseException, step: str, attempts: int) -> StepError:
         """What ends the run: the row that is to blame, or the rows of which none could be."""
         if row_count(batch) == 1:
-            return row_error(step, row_at(batch, 0), error, attempts)
+            return row_error(step, row_at(batch, 0), error, attempts, model=self._file())
         why = "none of which fails alone" if self.handler.retry_safe else "which are not safe to call again (retry_safe)"
         return StepError(
             f"step {step!r}: {type(error).__name__}: {safe_str(error)}{after(attempts)}\n  raised for a batch of "
             f"{row_count(batch)} rows, {why}; its first row: {shorten(row_at(batch, 0))}"
         )
+
+    def _file(self) -> str | None:
+        """What the model was loaded from, if that is a file: a row may be one for another model."""
+        return self.model_id() if self.file_bytes() else None
 
     def _is_out_of_memory(self, error: BaseException) -> bool:
         try:
@@ -381,16 +378,6 @@ class ModelCopy:
             if self._slow is not None:
                 self._slow.end()
         return answers if given is batch else cut(answers, 0, row_count(batch))
-
-
-def _with_examples(answers: Any, given: list[Any], rows: list[Any]) -> Any:
-    """Answers with the rows as they were submitted for examples, where those are what the handler was given of them."""
-    if not isinstance(answers, list) or PredictionResult not in map(type, answers):
-        return answers
-    return [
-        PredictionResult(row, *answer[1:]) if type(answer) is PredictionResult and answer.example is own else answer
-        for answer, own, row in zip(answers, given, rows, strict=True)
-    ]
 
 
 def _bad_rows(exc: BadRowsError, rows: int) -> dict[int, Exception]:

@@ -9,7 +9,7 @@ from penstock.batching.limits import BatchLimits
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
 from penstock.inference.model_keys import DEFAULT, SHOWN, Changed, Handler, OfKey, same_handler
-from penstock.models.budget import Budget
+from penstock.models.budget import MemoryBudget
 from penstock.models.memory import available_bytes, free_device_bytes
 
 WINDOW = 16_384  # rows under way in front of one place: the more may wait, the fewer loads are paid
@@ -20,7 +20,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
     """The models of a KeyedModelHandler, as one handler: it says what all of them have in common. Models go by name, which
     is text; no model is ever loaded by this handler itself."""
 
-    def __init__(self, of_key: OfKey, default: Handler | None, budget: Budget, key_column: str | None) -> None:
+    def __init__(self, of_key: OfKey, default: Handler | None, budget: MemoryBudget, key_column: str | None) -> None:
         self.budget = budget
         self.key_column = key_column
         self._of_key = of_key
@@ -60,7 +60,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
     def changed(self, change: Callable[[Handler], Handler]) -> ModelsByKey:
         """The same keys, with something else for each model."""
         default = None if self._default is None else change(self._default)
-        return ModelsByKey(Changed(self._of_key, change), default, Budget(), None)
+        return ModelsByKey(Changed(self._of_key, change), default, MemoryBudget(), None)
 
     # Which model.
 
@@ -94,7 +94,7 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
             return self._default
         return self._of_key.handler(model)
 
-    def budget_or_default(self) -> Budget:
+    def budget_or_default(self) -> MemoryBudget:
         """What the models on this machine may take: what the user says, or a share of the memory that is free."""
         if self.budget.bytes is not None:
             return self.budget

@@ -69,7 +69,7 @@ class Tools:
     """What handlers prepare with, one of each in a process. Whichever thread comes first loads it."""
 
     def __init__(self) -> None:
-        self._loading = threading.Lock()
+        self._loading = threading.Lock()  # guards both; held while a tool loads, for which the others would wait anyway
         self._loaded: dict[tuple[type, str], Any] = {}
         self._versions: dict[str, VersionTool] = {}  # of models that change, by session
 

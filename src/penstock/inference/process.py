@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
@@ -21,7 +21,7 @@ from penstock.observe.metrics import Metrics
 class UsedSessions:
     """Those of one run in this process."""
 
-    sessions: Sessions
+    sessions: ProcessSessions
     users: int = 0
 
 
@@ -52,11 +52,11 @@ def leave(run: Hashable, used: UsedSessions) -> bool:
 
 
 @contextlib.contextmanager
-def process_sessions(run: str, around: Surroundings | None = None) -> Iterator[Sessions]:
+def process_sessions(run: str, around: Surroundings | None = None) -> Iterator[ProcessSessions]:
     """The sessions of one run in this process. Steps of the same name are one step in them: another run has others. The
     last user closes them, in its own thread."""
     place = around or Surroundings()
-    used = enter((run, place), lambda: UsedSessions(sessions=Sessions(Metrics(), place)))
+    used = enter((run, place), lambda: UsedSessions(sessions=ProcessSessions(Metrics(), place)))
     try:
         yield used.sessions
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.blocks import row_count
-from penstock.inference.live_versions import Call, Live, Reports, differing, one_error, told_error, tried
+from penstock.inference.live_versions import Live, Reports, VersionCall, differing, one_error, told_error, tried
 from penstock.models.outcome import Outcome
 
 
@@ -23,7 +23,7 @@ class Proving:
         self._compare = compare
         self._judge = judge
 
-    def beside(self, new: Live, old: Live, call: Call) -> Outcome:
+    def beside(self, new: Live, old: Live, call: VersionCall) -> Outcome:
         """The answers of a version that has to prove itself, if it has one for each row; else those of the other."""
         rows = row_count(call.batch)
         with self._reports.at_work(new.version, "trial", rows):
@@ -49,7 +49,7 @@ class Proving:
             self._judge(new, rows, len(errors), why)
         return made if made is not None and not failed and not errors else kept
 
-    def once(self, new: Live, call: Call) -> Outcome:
+    def once(self, new: Live, call: VersionCall) -> Outcome:
         """The answers of one whose rows may be passed to no other (retry_safe): what fails, fails."""
         rows = row_count(call.batch)
         new.is_proven = True

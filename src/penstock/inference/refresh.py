@@ -76,7 +76,7 @@ class Refresh:
             return False
 
     def describe(self) -> str:
-        told = "the model may change while the run goes on"
+        told = "the model may change during the run"
         if self.validate is not None:
             told += ", after a check"
         if self.rule is not None:
@@ -101,8 +101,8 @@ def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
     for kind in kinds:
         if type(kind).update_model_path is ModelHandler.update_model_path:
             raise UsageError(
-                f"{type(kind).__name__} cannot be told another path, so its model cannot change while a pipeline runs: "
-                "define update_model_path(self, model_path), which sets what load_model() loads"
+                f"{type(kind).__name__} cannot load a model from another path, so its model cannot change while a pipeline "
+                "runs: define update_model_path(self, model_path), which sets what load_model() loads"
             )
 
 

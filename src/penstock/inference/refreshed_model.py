@@ -21,9 +21,9 @@ from penstock.failures import Handling
 from penstock.inference.live_versions import (
     BREATH,
     OLD_FIRST,
-    Call,
     Live,
     Reports,
+    VersionCall,
     free,
     told_error,
     tried,
@@ -133,7 +133,7 @@ class RefreshedModel:
     ) -> Outcome:
         """As of a ModelCopy. `prepared`: with what the rows were; where no version here takes that, nothing is called, and
         the outcome says for which version they are to be prepared again."""
-        call = Call(batch, args, step, handling, retry, holds_back, read_again)
+        call = VersionCall(batch, args, step, handling, retry, holds_back, read_again)
         with self._leased(row_count(batch), prepared) as (live, old):
             if live.prepared != prepared:
                 return Outcome([None] * row_count(batch), stale=live.version.number)
@@ -189,7 +189,7 @@ class RefreshedModel:
                 return self._trial, serving
         return serving, None
 
-    def _proved_alone(self, first: Live, call: Call) -> Outcome | None:
+    def _proved_alone(self, first: Live, call: VersionCall) -> Outcome | None:
         """The answers of the version that was loaded first, with nothing behind it: if it fails for all rows, the one before
         it is loaded, and takes its place if it does not. None: another one is there by now."""
         rows = row_count(call.batch)

@@ -24,23 +24,25 @@ from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
+from penstock.inference.in_a_row import outcomes_in_a_row
 from penstock.inference.lane import Caller, LocalLane, Request, settle
-from penstock.inference.model import BYTES_SAMPLED_EVERY
+from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
 from penstock.inference.residents import Resident, Residents
 from penstock.inference.search_key import search_key
+from penstock.inference.service_handler import rows_at_once
 from penstock.inference.session_models import ManyModels, OneModel
-from penstock.inference.shared import Shared
+from penstock.inference.shared import SessionState
 from penstock.inference.spec import InferenceSpec
+from penstock.inference.thread_turns import QUICK_TURNS
 from penstock.inference.ticket import Ticket
-from penstock.inference.turns import QUICK_TURNS
 from penstock.models.front import Front
+from penstock.models.host_address import Notice
 from penstock.models.kept_sizes import KeptSize
 from penstock.models.measures import Measures, hand_in
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.outcome import Outcome, in_one
 from penstock.models.place import Place, Surroundings, choose_place, fits, is_small
-from penstock.models.rendezvous import Notice
 from penstock.observe.metrics import Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
@@ -49,11 +51,12 @@ from penstock.seeding import seeded
 # Imported where a model has a host: most have none, and a first run waits for every import.
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedSession
+    from penstock.inference.row_flow import RowFlow
 
 logger = logging.getLogger(__name__)
 
 
-class Sessions(Shared):
+class ProcessSessions(SessionState):
     """The sessions of one process, or of one run in it."""
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
@@ -95,7 +98,7 @@ class Sessions(Shared):
 class InferenceSession:
     """One model copy, and its front."""
 
-    def __init__(self, owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
+    def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
         self._key = key
         self._spec = spec
@@ -109,7 +112,12 @@ class InferenceSession:
             bool(owner.around.folder) and not owner.around.in_process
         )  # elsewhere a single caller has no other thread
         self._residents = Residents(
-            step, self.handler, watched=in_worker, refreshing=spec.refreshing(key, owner.around), resized=self._resized
+            step,
+            self.handler,
+            watched=in_worker,
+            refreshing=spec.refreshing(key, owner.around),
+            resized=self._resized,
+            place=spec.run_place(step, owner.around),
         )
         self._in_turn = self.handler.prepares_ahead()
         self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
@@ -124,10 +132,13 @@ class InferenceSession:
         self._kept = KeptSize(owner.around.run_dir)
         self._batches = 0
         self._closed = False
+        self._flow: RowFlow | None = None  # of a model that answers each row by itself
         if self._in_turn:
             QUICK_TURNS.begin()
         self._threads: list[threading.Thread] = []
-        if spec.limits.max_wait is not None or self._limit > 1:
+        if rows_at_once(self.handler) and spec.by_key is None and spec.refresh is None:
+            self._flow = _row_flow(owner, self._residents, self._front, self._measures)
+        elif spec.limits.max_wait is not None or self._limit > 1:
             self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
             for thread in self._threads:
                 thread.start()
@@ -151,6 +162,8 @@ class InferenceSession:
             self._changed.notify_all()
         for thread in self._threads if wait else ():
             thread.join()
+        if self._flow is not None:
+            self._flow.close()
         self._residents.close()
         if self._moved is not None:
             self._moved.close(wait=wait)
@@ -213,7 +226,7 @@ class InferenceSession:
         if loaded is not None:
             with self._changed:
                 self._measures.loaded(loaded.seconds, loaded.bytes)
-                self._kept.open(search_key(self.handler), self._front)
+                self._kept.open(search_key(self.handler), self._front.search())
             self._share_cores()
 
     def _share_cores(self) -> None:
@@ -233,6 +246,9 @@ class InferenceSession:
             now = time.monotonic()
             for entry in entries:
                 self._models.add(entry, now)
+            if self._flow is not None:
+                self._flow.go_on()
+                return
             if self._threads:
                 self._changed.notify_all()
                 return
@@ -247,7 +263,7 @@ class InferenceSession:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
-                    if self._threads:
+                    if self._threads or self._flow is not None:
                         self._changed.wait()
                     elif not self._run_next(idle=True) and not self._models.go_on():
                         self._changed.wait(self._patience())
@@ -260,6 +276,8 @@ class InferenceSession:
             self._front.closed(lane)
             self._models.discard(lane)
             lane.caller.fronts.pop(lane, None)
+            if self._flow is not None:
+                self._flow.go_on()
             self._changed.notify_all()
 
     # Running what the front says. The lock is held, except while the model runs.
@@ -291,8 +309,7 @@ class InferenceSession:
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
         """A batch, or several in a row."""
         outcomes: list[Outcome] | PenstockError
-        batches = _one_by_one(spans, aim.rows)
-        model = spans[0].entry.model
+        model, rows = spans[0].entry.model, _batch_rows(spans, aim.rows)
         copy = self._models.lease(model)
         self._running += 1
         self._changed.release()
@@ -302,9 +319,10 @@ class InferenceSession:
             self._owner.native_threads.limit_this_thread()
             how = request.args, request.lane.step, request.lane.handling, request.lane.retry
             prepared = request.ticket.prepared
-            outcomes = [copy.outcomes(_rows_of(batch), *how, prepared=prepared) for batch in batches]
+            outcomes = outcomes_in_a_row(copy, _rows_of(spans), rows, how, prepared)
             ended = time.perf_counter()
-            size = self._sampled_size(copy, batches)
+            batches = -(-sum(stop - start for _, start, stop in spans) // rows)
+            size = self._sampled_size(copy, spans, rows, batches)
         except PenstockError as exc:
             outcomes = exc
         except BaseException as exc:  # SystemExit from a handler is that handler's error
@@ -319,33 +337,34 @@ class InferenceSession:
             if whole is not None:
                 settle(spans, whole)
             elif isinstance(outcomes, list):
-                for batch, outcome in zip(batches, outcomes, strict=True):
+                for batch, outcome in zip(_one_by_one(spans, rows), outcomes, strict=True):
                     settle(batch, outcome)
             self._owner.settled()
         if not isinstance(outcomes, list):
             self._measures.failed()
             return
-        seconds, times = (ended - started) / len(batches), 1
+        seconds, times = (ended - started) / batches, 1
         if whole is not None:  # they are alike
-            batches, outcomes, times = batches[:1], outcomes[:1], len(batches)
-        for batch, outcome in zip(batches, outcomes, strict=True):
+            outcomes, times = outcomes[:1], batches
+        for batch, outcome in zip(_one_by_one(spans, rows, len(outcomes)), outcomes, strict=True):
             too_large, failed = outcome.out_of_memory, bool(outcome.failures)
             calls, on_device = outcome.calls, outcome.device_seconds
             self._front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
             self._measures.ran(batch, seconds, size=size, failed=failed, out_of_memory=too_large, times=times)
             size = None
 
-    def _sampled_size(self, copy: Resident, batches: list[list[Span[Request]]]) -> int | None:
-        """The bytes of one of them, if it is time for that."""
-        before, self._batches = self._batches, self._batches + len(batches)
+    def _sampled_size(self, copy: Resident, spans: list[Span[Request]], rows: int, batches: int) -> int | None:
+        """The bytes of the first of these batches, if it is time for that."""
+        before, self._batches = self._batches, self._batches + batches
         is_due = -(-before // BYTES_SAMPLED_EVERY) < -(-self._batches // BYTES_SAMPLED_EVERY)
-        return copy.byte_size(_rows_of(batches[0])) if is_due else None
+        return copy.byte_size(_rows_of(_one_by_one(spans, rows, 1)[0])) if is_due else None
 
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
-        self._measures.found(self._front.explain())
+        self._measures.counted(self._residents.take_counts())
+        self._measures.found(self._front.search().explain())
         self._measures.used(self._models.used())
-        self._kept.keep(self._front)
+        self._kept.keep(self._front.search())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
 
 
@@ -353,15 +372,29 @@ def _rows_of(batch: list[Span[Request]]) -> Block:
     return gather([(entry.item.ticket.block, start, stop) for entry, start, stop in batch])
 
 
-def _one_by_one(spans: list[Span[Request]], rows: int) -> list[list[Span[Request]]]:
-    """Batches that left in a row: several are in one entry, and each has so many rows."""
+def _batch_rows(spans: list[Span[Request]], rows: int) -> int:
+    """How many rows each batch has, of those that left in a row: several are in one entry."""
+    whole = sum(stop - start for _, start, stop in spans)
+    return whole if len(spans) > 1 or spans[0].entry.alone else min(whole, rows)
+
+
+def _one_by_one(spans: list[Span[Request]], rows: int, first: int | None = None) -> list[list[Span[Request]]]:
+    """Batches that left in a row; the first ones of them."""
     (entry, start, stop), *others = spans
-    if others or entry.alone or stop - start <= rows:
+    if others or stop - start <= rows:
         return [spans]
-    return [[Span(entry, at, at + rows)] for at in range(start, stop, rows)]
+    return [[Span(entry, at, min(at + rows, stop))] for at in range(start, stop, rows)[:first]]
 
 
-def _hosted_session(owner: Shared, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
+def _hosted_session(owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
     from penstock.inference.hosted import HostedSession
 
     return HostedSession(owner, key, step, spec, place)
+
+
+def _row_flow(owner: SessionState, residents: Residents, front: Front[Request], measures: Measures) -> RowFlow:
+    from penstock.inference.row_flow import RowFlow
+
+    copy = residents.copy(None)
+    assert isinstance(copy, ModelCopy)
+    return RowFlow(owner, copy, front, measures)

@@ -17,13 +17,13 @@ from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.residents import Resident, Residents
-from penstock.inference.shared import Shared
+from penstock.inference.shared import SessionState
 from penstock.models.freed_memory import FreedMemory
 from penstock.models.front import Front
 from penstock.models.loading import LoadedModel
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
-from penstock.models.residency import Admit, Load, Refuse, Residency, Step, Unload
+from penstock.models.residency import Admit, LoadNow, Refuse, Residency, Step, UnloadNow
 from penstock.models.uses import ATTEMPTS, bytes_told, not_loaded, of_key, told_too_large
 from penstock.observe.metrics import ModelUse
 from penstock.rows import safe_str
@@ -65,7 +65,7 @@ class ManyModels:
     """Those of a session with many, whose lock is held by whoever calls, but while a model loads."""
 
     def __init__(
-        self, owner: Shared, residents: Residents, front: Front[Request], measures: Measures, models: ModelsByKey
+        self, owner: SessionState, residents: Residents, front: Front[Request], measures: Measures, models: ModelsByKey
     ) -> None:
         self._owner = owner
         self._changed: threading.Condition = owner.changed
@@ -132,9 +132,9 @@ class ManyModels:
 
     def _do(self, step: Step) -> None:
         model = str(step.model)
-        if isinstance(step, Load):
+        if isinstance(step, LoadNow):
             self._to_load.append(model)
-        elif isinstance(step, Unload):
+        elif isinstance(step, UnloadNow):
             self._residents.unload(model)
             self._warn_of(self._memory.unloaded(model))
         elif isinstance(step, Admit):
@@ -164,13 +164,18 @@ class ManyModels:
                 self._residency.loaded(model, loaded.bytes, loaded.seconds)
                 self._measures.loaded(loaded.seconds, loaded.bytes)
             else:
-                self._residency.load_failed(model)
+                no_memory = self._residents.is_out_of_memory(model, self._errors[model])
+                self._residency.load_failed(model, no_memory=no_memory)
                 self._tell_attempt(model)
             self._changed.notify_all()
 
     def _tell_attempt(self, model: str) -> None:
         attempts, error = self._residency.uses[model].failed, self._errors[model]
-        if attempts < ATTEMPTS:
+        if not attempts:
+            logger.warning(
+                "%s found no memory beside others, and is loaded when these can go: %s", of_key(model), safe_str(error)
+            )
+        elif attempts < ATTEMPTS:
             what = f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}"
             logger.warning("%s: %s: %s; it is tried again", what, type(error).__name__, safe_str(error))
 

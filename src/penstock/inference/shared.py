@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 
 from penstock.inference.lane import Caller
+from penstock.inference.thread_turns import Turn
 from penstock.inference.ticket import Ticket
-from penstock.inference.turns import Turn
 from penstock.models.native_threads import NativeThreads
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
 
-class Shared:
+class SessionState:
     """One lock for all sessions, `changed`, held only to decide, never while a model runs: a bundle that waits at one model
     is a bundle that cannot add rows at another. It guards tickets, callers, fronts and the metrics."""
 

@@ -23,9 +23,10 @@ from penstock.inference.handler_checks import check_copies
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.path import RowPath
 from penstock.inference.refresh import Refresh, Refreshing, check_can_change
+from penstock.inference.service_handler import RunPlace, ServiceHandler, check_takes_retry
+from penstock.models.host_address import run_folder
 from penstock.models.memory import named_gpus
 from penstock.models.place import Surroundings, Wishes
-from penstock.models.rendezvous import run_folder
 from penstock.retry import Retry
 
 
@@ -44,6 +45,7 @@ class InferenceSpec:
     refresh: Refresh | None = None  # the model may be replaced while it is used
     counts_models: bool = False  # streams say which model has answered how many rows
     fixed_batches: bool = False  # batches are formed inside a split, in one fixed way
+    neighbours: Mapping[str, InferenceSpec] = field(default_factory=dict)  # of its place: all, by key (neighbours.py)
     id: str = field(default_factory=lambda: os.urandom(8).hex())  # names its model host, where no run has a folder for them
 
     @classmethod
@@ -64,6 +66,8 @@ class InferenceSpec:
         check_copies(inner.model_copies())
         _check_run_inference(inner)
         inner.validate_inference_args(inference_args)
+        if retry is not None:
+            check_takes_retry(inner)
         if refresh is not None:
             check_can_change(inner)
             refresh.check_handler(inner)
@@ -98,6 +102,13 @@ class InferenceSpec:
         """Whether how rows are prepared cannot change while the model does."""
         isolated = self.handling is not None and self.handling.isolated
         return self.handler.prepares() and (isolated or self.by_key is not None or not self.handler.retry_safe)
+
+    def run_place(self, step: str, around: Surroundings) -> RunPlace | None:
+        """For handlers that keep something for the whole run."""
+        if not isinstance(self.handler, (ServiceHandler, ModelsByKey)):
+            return None
+        folder = "" if around.in_process else around.folder  # one process shares with nobody
+        return RunPlace(step, folder, around.run_dir, around.run, around.nodes_file)
 
     def folder(self, around: Surroundings) -> str:
         """Where processes that hold the model meet."""
@@ -156,6 +167,7 @@ class InferenceSpec:
             accelerator=handler.accelerator(),
             gpus=None if gpus is None else named_gpus(gpus),
             many=self.by_key is not None,
+            neighbours=bool(self.neighbours),
         )
 
 
@@ -173,8 +185,8 @@ def check_shared_models(steps: Mapping[str, InferenceSpec]) -> None:
             )
         if not _same_refresh(steps[other].refresh, step.refresh):
             raise UsageError(
-                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not how it changes while the "
-                "run goes on; give both the same settings, or each a model of its own"
+                f"steps {other!r} and {label!r} share the model {step.model_identifier!r}, but not how it changes during "
+                "the run; give both the same settings, or each a model of its own"
             )
         if _guards(steps[other]) != _guards(step):
             raise UsageError(

@@ -14,17 +14,20 @@ What is made (Made) are answers or failures, with the positions of their rows.
 from __future__ import annotations
 
 from penstock.inference.bundle_stream import InferenceStream
-from penstock.inference.forming import FormingLane
+from penstock.inference.fixed_batch_lane import FormingLane
 from penstock.inference.guard import Guard
 from penstock.inference.lane import Caller, Lane
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparers, ThreadPreparer
-from penstock.inference.session import Sessions
+from penstock.inference.service_handler import rows_at_once
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings, choose_place
 
+ROWS_AHEAD = 64  # times the rows that a model answers at once: so many may be answered behind one that is not
 
-def open_stream(spec: InferenceSpec, step: str, sessions: Sessions, caller: Caller | None = None) -> InferenceStream:
+
+def open_stream(spec: InferenceSpec, step: str, sessions: ProcessSessions, caller: Caller | None = None) -> InferenceStream:
     """A stream of one bundle's rows, in order, to the model of `spec`, where that lives. `step` is its name in errors and
     metrics. `caller`: the bundle, if its rows pass several models, so that no model waits for rows that another holds."""
     spec = spec.fixed() if sessions.around.deterministic else spec
@@ -47,11 +50,11 @@ def _window(spec: InferenceSpec, around: Surroundings) -> int:
     """Rows in flight where there are many models: the more may wait, the fewer loads are paid. What waits in front of one
     host is shared out among those who send."""
     if spec.by_key is None:
-        return 0
+        return ROWS_AHEAD * rows_at_once(spec.handler)
     return max(64, WINDOW // (around.workers if choose_place(spec.wishes(), around).hosted else 1))
 
 
-def _preparers(spec: InferenceSpec, guard: Guard, sessions: Sessions, caller: Caller) -> Preparers:
+def _preparers(spec: InferenceSpec, guard: Guard, sessions: ProcessSessions, caller: Caller) -> Preparers:
     """Of a step, or of its models: on the caller's thread, or in a process that can be killed."""
     handler, handling, models = spec.handler, spec.handling, spec.by_key
     if not handler.prepares():

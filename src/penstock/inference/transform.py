@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
 from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import handler_for
 from penstock.inference.keyed import KeyedModelHandler
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
 from penstock.inference.refresh import Refresh
+from penstock.inference.service_handler import check_takes_retry
 from penstock.inference.spec import InferenceSpec
 from penstock.io.model_versions import INTERVAL, checked_interval
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step
@@ -59,10 +61,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         that share of the rows first, until it has had `canary_rows` (1,000) of them. It is rolled back if it fails for more
         than the share `max_error_rate` (0) of them, or if compare(old_answer, new_answer) says that they are not alike."""
         if not isinstance(model_handler, ModelHandler):
-            hint = (
-                f"call it: {model_handler.__name__}(...)" if isinstance(model_handler, type) else "subclass ps.ModelHandler"
-            )
-            raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {hint}")
+            raise UsageError(f"RunInference({model_handler!r}): expected a ModelHandler; {handler_for(model_handler)}")
         self._metadata = _versions_in(model_metadata_pcoll, watch_model_pattern)
         self._interval = INTERVAL if interval is None else checked_interval(interval)
         if interval is not None and watch_model_pattern is None:
@@ -106,14 +105,21 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
     def with_retry(self, retry: Retry) -> RunInference[T, U]:
         """The same step, with a call of the model that raises what `retry` names made again, before the rows of its batch
         are told apart. Where the model lives in a process of its own, it is called again there."""
+        check_takes_retry(self.spec.handler)
         if not self.spec.handler.retry_safe:
             raise UsageError(
                 f"with_retry(): {type(self.spec.handler).__name__} says that a second call with the same rows does "
-                "harm (retry_safe = False); leave one of both out"
+                "harm (retry_safe = False); leave out one of the two"
             )
         retried = super().with_retry(retry)
         retried.spec = replace(self.spec, retry=retry)
         return retried
+
+    def beside(self, spec: InferenceSpec) -> RunInference[T, U]:
+        """The same step, whose spec names its neighbours."""
+        step = copy.copy(self)
+        step.spec = spec
+        return step
 
     def traits(self) -> Traits:
         spec = self.spec

@@ -68,7 +68,7 @@ class VersionLoader:
         """Load a version, and check it. beside: batches run meanwhile, and come first. limited: it may take load_timeout;
         the first load of a process has its limit elsewhere, if it has one."""
         if version == REPLACED:
-            what = "the model that the handler describes was replaced while the run went on, and nothing else can be used"
+            what = "the model that the handler describes was replaced during the run, and no other version can be used"
             raise ModelLoadError(f"{self._name or 'the model'}: {what}; put one there that can, or start a new run")
         for what, limit in [("load", DEATHS), ("trial", 1)] if version.number else ():
             if self._reports.deaths(version, what) >= limit:

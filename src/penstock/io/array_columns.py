@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.arrow_columns import array_column
+
 NUMBERS = ("b", "f", "i", "u")  # the kinds of NumPy's types that Arrow has, too
 
 
@@ -44,9 +46,9 @@ def _column(arrays: list[Any]) -> pa.Array | None:
     there = [array for array in arrays if array is not None]
     shapes = {array.shape for array in there}
     if len(shapes) == 1 and len(there) == len(arrays) and there[0].size:
-        return _fixed(np.stack(arrays))
+        return array_column(np.stack(arrays))
     if len(items_of := {shape[1:] for shape in shapes}) == 1 and 0 not in items_of.pop():
-        items = _fixed(np.concatenate(there))
+        items = array_column(np.concatenate(there))
     else:
         items = _column([item for array in there for item in array]) if there else None
     if items is None:  # nothing is in any of them
@@ -55,11 +57,3 @@ def _column(arrays: list[Any]) -> pa.Array | None:
     offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
     nulls = pa.array([array is None for array in arrays]) if len(there) < len(arrays) else None
     return pa.ListArray.from_arrays(offsets, items, mask=nulls)
-
-
-def _fixed(array: Any) -> pa.Array:
-    """An array of many axes as a column of its first one: the others are lists of a fixed size."""
-    column = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return column

@@ -115,11 +115,11 @@ class CsvSource(FileSource[dict[str, str]]):
         if csv.field_size_limit() < MAX_FIELD_CHARS:
             csv.field_size_limit(MAX_FIELD_CHARS)  # of the whole process; the default is 128 KiB
         reader = csv.reader(_lines(file), delimiter=self.delimiter, strict=True)
-        allowed = "" if multiline else ", and without line ends (or pass multiline=True)"
+        allowed = "" if multiline else ", and without line breaks (or pass multiline=True)"
         try:
             for number, record in enumerate(reader, start=1):
                 if reader.line_num != number and not multiline:
-                    raise csv.Error("a field goes on in the next line")
+                    raise csv.Error("a field continues on the next line")
                 if record:
                     yield reader.line_num, record
         except csv.Error as exc:

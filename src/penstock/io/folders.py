@@ -8,14 +8,19 @@ import os
 
 def make_folder(path: str, mode: int = 0o777) -> None:
     """Make a folder, and those above it that are missing. The mode is of the folder itself, if it is made."""
-    missing = []
-    above = path
-    while not os.path.isdir(above):
-        missing.append(above)
-        above = os.path.dirname(above)
+    missing = missing_folders(path)
     os.makedirs(path, mode, exist_ok=True)
     for folder in missing:
         sync_folder(os.path.dirname(folder))
+
+
+def missing_folders(path: str) -> list[str]:
+    """Those on the way to a folder that are not there, the folder itself first."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
 
 
 def sync_folder(path: str) -> None:

@@ -196,13 +196,17 @@ class TextSource(FileSource[str]):
         return blocks_of((run.lines(), len(run.data)) for piece in split for run in line_runs(piece))
 
 
-class TextWriter(FileWriter[str]):
+class TextWriter(FileWriter[Any]):
     def add(self, block: Block) -> None:
         rows = rows_of(block)
         try:
             text = "\n".join(rows)
+        except TypeError:
+            rows = [row if isinstance(row, str) else _as_text(row) for row in rows]
+            text = "\n".join(rows)
+        try:
             data = text.encode()
-        except (TypeError, UnicodeEncodeError) as exc:
+        except UnicodeEncodeError as exc:
             raise OutputError(_unfit_text(rows)) from exc
         if text.count("\n") >= len(rows) or "\r\n" in text or text.endswith("\r"):
             raise OutputError(_unfit_text(rows))
@@ -210,10 +214,18 @@ class TextWriter(FileWriter[str]):
         self.rows_written += data.count(b"\n") + 1
 
 
-def _unfit_text(rows: list[Any]) -> str:
+def _as_text(row: object) -> str:
+    """A row that is no text, as Beam writes it: bytes as they are, anything else by str()."""
+    if not isinstance(row, bytes):
+        return str(row)
+    try:
+        return row.decode()
+    except UnicodeDecodeError as exc:
+        raise OutputError(f"WriteToText: the bytes {row[:60]!r} are no UTF-8: decode them first with ps.Map(...)") from exc
+
+
+def _unfit_text(rows: list[str]) -> str:
     for row in rows:
-        if not isinstance(row, str):
-            return f"WriteToText expects str rows, got {type(row).__name__}: put ps.Map(str) before it"
         if "\n" in row or row.endswith("\r"):
             return (
                 f"WriteToText: the row {row[:60]!r} has a line end in it and would not be read back as it is: "
@@ -222,7 +234,7 @@ def _unfit_text(rows: list[Any]) -> str:
     return "WriteToText: a row has lone surrogates, which UTF-8 cannot hold: clean it first, or use WriteToJsonl"
 
 
-class TextSink(FileSink[str]):
+class TextSink(FileSink[Any]):
     suffix = ".txt"
 
     def open(self, part: Part) -> TextWriter:
@@ -244,8 +256,9 @@ class ReadFromText(Read[str]):
         return f"ReadFromText({short_name(self.pattern)})"
 
 
-class WriteToText(Write[str]):
-    """Each row, a str without line ends, as one line of UTF-8 in `path`/part-00000.txt and so on, in order.
+class WriteToText(Write[Any]):
+    """Each row as one line of UTF-8 in `path`/part-00000.txt and so on, in order. What is no text is written by str(row).
+    A row with a line end in it is an error.
 
     An output that is there already is an error, unless `overwrite` is set: then a run that succeeds replaces it.
     """

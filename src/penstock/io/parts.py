@@ -16,8 +16,8 @@ from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
-from penstock.io.folders import make_folder, sync_folder
-from penstock.io.sink import Part, Sink, Writer
+from penstock.io.folders import make_folder, missing_folders, sync_folder
+from penstock.io.sink import APPLIED_TWICE, Part, Sink, Writer
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class FileSink(Sink[T]):
         self.path = path
         self.overwrite = overwrite
         self._old: set[str] = set()  # names of earlier parts that this run has not replaced
+        self._made: list[str] = []  # folders that this run has made, the innermost first
         self._own: set[tuple[str, int]] = set()  # what earlier runs of the same journal have written: names and bytes
 
     def prepare(self, run: str) -> dict[str, int]:
@@ -71,7 +72,8 @@ class FileSink(Sink[T]):
                 return found
         raise OutputError(
             f"{self.describe()}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
-            "pass overwrite=True or choose another folder"
+            "pass overwrite=True or choose another folder; or, if they are of a run that was interrupted, resume it with "
+            "its run_dir (--run-dir), which keeps them"
         )
 
     def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
@@ -139,6 +141,9 @@ class FileSink(Sink[T]):
         aside = self._store_aside(run)[1]
         if fs.exists(aside):
             fs.rm(aside, recursive=True)
+        for made in () if published else self._made:
+            with contextlib.suppress(OSError):  # somebody has put something there
+                os.rmdir(made)
 
     def aside(self, run: str) -> Sequence[str]:
         fs, inner = self._store_aside(run)
@@ -209,8 +214,11 @@ class FileSink(Sink[T]):
             raise OutputError(f"{self.describe()}: files cannot be put there by name; write to a folder of a plain store")
         claim = f"{aside}/.claim{self.suffix}"
         if fs.exists(claim):
-            raise OutputError(f"{self.describe()}: two steps write {self.suffix} files there; give each its own folder")
+            raise OutputError(
+                f"{self.describe()}: two steps write {self.suffix} files there; give each its own folder. {APPLIED_TWICE}"
+            )
         if is_local(fs):
+            self._made = missing_folders(folder)
             make_folder(aside, 0o700)  # a link that others put there would be written through
         else:
             fs.makedirs(aside, exist_ok=True)

@@ -15,6 +15,10 @@ from penstock.pipeline.unused import Unapplied
 T = TypeVar("T")
 
 FIVE_DIGITS = 100_000
+APPLIED_TWICE = (
+    "If it is one step that was applied twice, as by running a notebook cell again before the pipeline has run: a pipeline "
+    "remembers all that was applied to it, so make it in the same cell, p = ps.Pipeline()"
+)
 
 
 def part_name(numbers: Iterable[int]) -> str:
@@ -81,7 +85,7 @@ class Sink(Generic[T]):
         return None
 
     def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        """Called instead of prepare() when an earlier process has begun the run: with what prepare() returned there, and
+        """Called instead of prepare() when an earlier process has started the run: with what prepare() returned there, and
         the details() of the parts that are published already."""
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -89,7 +93,7 @@ class Sink(Generic[T]):
         parts may be replaced. Raise OutputError when they cannot be."""
 
     def start_over_blindly(self, run: str | None) -> None:
-        """Called in the place of start_over() when the journal of the earlier run cannot be read: what that has published
+        """Called instead of start_over() when the journal of the earlier run cannot be read: what that has published
         is not known, at most the run's id. Raise OutputError if its rows could be there twice in the end; a sink whose
         prepare() refuses what is there already need not."""
 
@@ -129,10 +133,10 @@ class Sink(Generic[T]):
         return ()
 
     def clean(self, run: str, keep: Collection[Any] = ()) -> None:
-        """Remove what the run has left aside, but for the parts with these tokens. Called when a run stops, or goes on."""
+        """Remove unpublished files of the run, except the parts with these tokens. Called when a run stops or is resumed."""
 
     def finish(self, run: str, published: bool) -> None:
-        """The run is over and will not go on: remove all that is aside. `published` tells whether it succeeded."""
+        """The run is over and will not be resumed: remove all that is aside. `published` tells whether it succeeded."""
 
     def aside(self, run: str) -> Sequence[str]:
         """Local folders that hold this run's unpublished parts, to be removed if this process is killed. Those without the

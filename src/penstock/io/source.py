@@ -90,10 +90,10 @@ class Source(Generic[T]):
         return ()
 
     def only(self, paths: Collection[str]) -> Source[T]:
-        """This source, cut as if it had only these of its inputs: for files that came after a run was begun."""
+        """This source, cut as if it had only these of its inputs: for files that came after a run was started."""
         raise InputError(
             f"{type(self).__name__} has new inputs, such as {without_secrets(min(paths))}, and no method only(), which "
-            "would add them to a run that was begun without; write one, or start over with fresh=True (--fresh)"
+            "would add them to a run that was started without them; write one, or start over with fresh=True (--fresh)"
         )
 
 

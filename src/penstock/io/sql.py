@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import OutputError, UsageError
 from penstock.io.files import checked_path
 from penstock.io.folders import make_folder, sync_folder
-from penstock.io.sink import Part, Sink, Write, Writer
+from penstock.io.sink import APPLIED_TWICE, Part, Sink, Write, Writer
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -148,7 +148,8 @@ class SqlSink(Sink[Any]):
         _make_private(folder)
         claim = Path(folder, CLAIM)
         if claim.exists() and claim.read_text() == PROCESS:
-            raise OutputError(f"{self._where}: two steps write there; put their rows together by ps.Flatten()")
+            told = "two steps write there; put their rows together by ps.Flatten()"
+            raise OutputError(f"{self._where}: {told}. {APPLIED_TWICE}")
         claim.write_text(PROCESS)
         if columns is not None:
             Path(folder, COLUMNS).write_text(json.dumps(columns))
@@ -189,7 +190,9 @@ def _make_private(folder: str) -> None:
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise OutputError(f"{folder}: is not private to this user; remove it, or pass aside= another folder") from None
     except OSError as exc:
-        raise OutputError(f"{folder}: cannot be made: {exc.strerror}; pass aside= a folder that can be written to") from exc
+        raise OutputError(
+            f"{folder}: cannot be created: {exc.strerror}; pass a folder that can be written to as aside="
+        ) from exc
 
 
 class WriteToSql(Write[Any]):

@@ -62,7 +62,7 @@ class SqlTable:
         if going_on and (gone := self.database.look(lambda connection: self._gone(connection, run), doing, absent=MARKS)):
             raise OutputError(
                 f"{self.database.shown}: the table {gone} is gone, and with it what this run has written, or its marks; "
-                "put it back, or delete the run's rows and start over"
+                "restore it, or delete the run's rows and start over"
             )
         columns = self.database.transact(lambda connection: self._check(connection, run, going_on), doing)
         if columns is not None and self.upsert_by:
@@ -197,7 +197,7 @@ class SqlTable:
         if lost := self._rows_of(connection, token.run) - token.rows:
             raise OutputError(
                 f"{self.database.shown}: the table {self.full_name} is gone, to which this run has written {lost} rows; "
-                "put it back, or start over"
+                "restore it, or start over"
             )
         others = self._marks.c.target == self.full_name, self._marks.c.run != token.run
         if connection.execute(sa.select(self._marks).where(*others).limit(1)).first() is not None:

@@ -54,6 +54,13 @@ def accept(
     )
 
 
+def remember_accepted(journal: Journal, found: Sequence[Change]) -> None:
+    """Note what was accepted of a run that is finished, and of which nothing changes."""
+    if found:
+        accepted = [{"at": time.time(), "kind": change.kind, "what": change.text} for change in found]
+        journal.set_facts({"accepted": [*(journal.fact("accepted") or ()), *accepted]})
+
+
 def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> _Cut:
     known = journal.files("input").get(each.step, {})
     changed = {path for path, _ in differences(known, each.files)}
@@ -78,7 +85,7 @@ def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> 
     if unfit := sorted(again & done):
         raise RunChangedError(
             f"{without_secrets(unfit[0])} has changed, or shares a split with a file that has, after a part of it was done: "
-            "the rest would not fit; put back what it was, or start over with fresh=True (--fresh)"
+            "the rest would not fit; restore it, or start over with fresh=True (--fresh)"
         )
     added = cut(each.source.only(again), position, goal, journal.splits.next_number(position)) if again else []
     return _Cut(removed, added, changed - now - done)

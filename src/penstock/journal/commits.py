@@ -30,7 +30,7 @@ from penstock.rows import safe_str
 from penstock.run.accounting import check_published
 from penstock.run.file_changes import FileWatch, Input
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult, Tally
-from penstock.run.outputs import Outputs, check_not_read, finish, own_folders, unified
+from penstock.run.outputs import RunOutputs, asides, check_not_read, finish, own_folders, unified
 from penstock.run.schedule import Task
 from penstock.steps.bundle import FinishedPart
 
@@ -58,7 +58,7 @@ class JournalSession:
     check_files: Callable[[], None]  # called when all splits are done, before the run is: may raise
 
 
-class SplitBySplit(Outputs):
+class SplitBySplit(RunOutputs):
     """One process's commits to the journal of a run: parts are published as their splits are done, and what is prepared
     outlives this process."""
 
@@ -86,6 +86,9 @@ class SplitBySplit(Outputs):
         if not self._hold:
             self._publish(self._journal.splits.prepared())
         return tally_of(self._journal, self._session.names)
+
+    def shared(self) -> list[str]:
+        return asides(self._sinks, self._run)
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         flow = self._flows.setdefault(task.origin, _Flow())
@@ -134,7 +137,7 @@ class SplitBySplit(Outputs):
         try:
             self._clean()
         except Exception as exc:
-            error.add_note(f"what the run left aside could not be removed: {type(exc).__name__}: {safe_str(exc)}")
+            error.add_note(f"unpublished files of the run could not be removed: {type(exc).__name__}: {safe_str(exc)}")
 
     def _unify(self) -> None:
         """Parts that must have another form, now that others are known, are prepared in it, to be published again."""
@@ -167,8 +170,8 @@ class SplitBySplit(Outputs):
                 except Exception as exc:
                     raise EngineError(
                         f"{self._sinks[part.sink].describe()}: a finished part could not be published: "
-                        f"{type(exc).__name__}: {safe_str(exc)}; put that right and run the same command again: "
-                        "the part is kept, and the run goes on from there"
+                        f"{type(exc).__name__}: {safe_str(exc)}; fix that and run the same command again: "
+                        "the part is kept, and the run resumes from there"
                     ) from exc
             published.append(split)
         self._journal.done(published)

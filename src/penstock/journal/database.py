@@ -16,7 +16,7 @@ TRIES = 6  # at the log's removal, which has to wait for `penstock status`
 
 FACTS = {  # by name, each a JSON value
     "format": "of the journal",
-    "created": "when the run was begun",
+    "created": "when the run was started",
     "run": "its id",
     "rows": "in all sources together, if that is known",
     "few": "the stages whose output is cut finely",
@@ -36,11 +36,11 @@ FACTS = {  # by name, each a JSON value
     "environment": "the process that works on it, or did last: versions, packages, seeds",
     "explained": "the plan, in words",
     "sink_names": "where the rows go, in words",
-    "refreshes": "what became of new versions of models that change while the run goes on",
+    "refreshes": "what became of new versions of models that change during the run",
 }
 
 
-class Database:
+class JournalDatabase:
     """An open one. Used by one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, *, read_only: bool = False) -> None:

@@ -20,8 +20,8 @@ def journal_errors(path: str) -> Iterator[None]:
         if getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:  # a table is missing: an empty file, or another
             raise _damaged(path, exc) from exc
         raise EngineError(
-            f"the journal {path} cannot be read or written: {exc}; put that right (space, permissions, a disk that works) "
-            "and run the same command again: nothing that was done is lost"
+            f"the journal {path} cannot be read or written: {exc}; fix that (space, permissions, a disk that works) and "
+            "run the same command again: nothing that was done is lost"
         ) from exc
     except sqlite3.DatabaseError as exc:
         raise _damaged(path, exc) from exc
@@ -44,8 +44,8 @@ def unpickling(path: str, what: str) -> Iterator[None]:
             yield
         except (AttributeError, ImportError) as exc:
             raise RunChangedError(
-                f"the journal {path} has {what} of code that is gone: {type(exc).__name__}: {exc}; put it back under the "
-                "name that it had, and accept the change of code once more (--accept-change code), or start over with "
+                f"the journal {path} has {what} whose code no longer exists: {type(exc).__name__}: {exc}; restore it "
+                "under the same name, and accept the change of code once more (--accept-change code), or start over with "
                 "fresh=True (--fresh)"
             ) from exc
 

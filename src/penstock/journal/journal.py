@@ -21,7 +21,7 @@ from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
-from penstock.journal.database import Database
+from penstock.journal.database import JournalDatabase
 from penstock.journal.errors import journal_errors, reading
 from penstock.journal.file import NAME, connect, reading_mode, remove, settle
 from penstock.journal.split_table import SplitTable
@@ -51,7 +51,7 @@ CREATE TABLE parts (
 class Journal:
     """An open journal. Used by one thread."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: JournalDatabase) -> None:
         self._db = database
         self.path = database.path
         self.folder = os.path.dirname(database.path)
@@ -71,7 +71,7 @@ class Journal:
         new = f"{path}.new"
         remove(new)
         with journal_errors(path):
-            journal = cls(Database(connect(new, "rwc", log=False), path))  # a log could be left behind by the rename
+            journal = cls(JournalDatabase(connect(new, "rwc", log=False), path))  # a log could be left behind by the rename
             try:
                 journal._fill(facts, splits, files)
             except BaseException:
@@ -91,7 +91,8 @@ class Journal:
     def open(cls, folder: str, *, read_only: bool = False) -> Journal:
         path = os.path.join(folder, NAME)
         with reading(path):
-            journal = cls(Database(connect(path, reading_mode(path) if read_only else "rw"), path, read_only=read_only))
+            database = connect(path, reading_mode(path) if read_only else "rw")
+            journal = cls(JournalDatabase(database, path, read_only=read_only))
             try:
                 found = journal.fact("format")
             except BaseException:
@@ -204,7 +205,7 @@ class Journal:
                     "UPDATE splits SET state = 'prepared', result = ? WHERE source = ? AND number = ? AND state = 'open'"
                 )
                 if self._db.execute(update, (told, *split)).rowcount != 1:
-                    raise EngineError(f"{self.path}: split {split} was done before; this is a defect of Penstock")
+                    raise EngineError(f"{self.path}: split {split} was done before; this is a bug in Penstock")
                 self.splits.put_parts(split, parts)
 
     def prepare_again(self, splits: Iterable[tuple[SplitId, Sequence[PreparedPart]]]) -> None:

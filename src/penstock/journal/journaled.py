@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.errors import (
+    BudgetSpentError,
     EngineError,
     InputError,
     OutputError,
@@ -30,7 +31,8 @@ from penstock.journal.journal import Journal
 from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
 from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
 from penstock.journal.run_dir import RunDir
-from penstock.models.rendezvous import end_hosts, run_folder
+from penstock.models.host_address import end_hosts, run_folder
+from penstock.remote.answers import forget_answers
 from penstock.rows import safe_str
 from penstock.run.explain import explain
 from penstock.run.file_changes import Input
@@ -112,6 +114,7 @@ class _RunInFolder:
                 yield Begun(replace(layout, session=f"-{number}"), SplitBySplit(session, self.job.labelled_sinks()))
             journal.finish(number, time.monotonic() - self.started)
             write_manifest(journal)
+            forget_answers(self.folder.path)  # all of them are in the output
         except BaseException as exc:
             self._ended(number, exc)
             raise
@@ -159,9 +162,9 @@ class _RunInFolder:
 
     def _advice(self, exc: BaseException) -> str:
         if isinstance(exc, TooManyFailuresError):
-            return "rows that failed do not run again: set a higher threshold to go on, or start over (--fresh)"
-        again = f"run the same command again{', without fresh,' if self.options.fresh else ','} and it goes on from there"
-        changed = {StepError: "code", InputError: "inputs"}
+            return "rows that failed do not run again: set a higher threshold to resume, or start over (--fresh)"
+        again = f"run the same command again{', without fresh,' if self.options.fresh else ','} and it resumes from there"
+        changed = {StepError: "code", InputError: "inputs", BudgetSpentError: "code"}
         kinds = [kind for error, kind in changed.items() if isinstance(exc, error)]
         return f"{again} (if you change the {kinds[0]} before that, with --accept-change {kinds[0]})" if kinds else again
 
@@ -207,6 +210,7 @@ class _RunInFolder:
             self._rehearse(facts)
         if found is not None:
             found.close()
+        forget_answers(self.folder.path)  # of a run that this one takes the place of
         return Journal.create(self.folder.path, facts, layout.splits, [*files, *model_files(self.identity)])
 
     def _rehearse(self, facts: Mapping[str, Any]) -> None:
@@ -234,7 +238,7 @@ class _RunInFolder:
             if gone := sink.missing(published.get(place, ())):
                 raise OutputError(
                     f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone or changed, such as "
-                    f"{gone[0]}; put them back, or remove what was changed and start over with fresh=True (--fresh)"
+                    f"{gone[0]}; restore them, or remove what was changed and start over with fresh=True (--fresh)"
                 )
 
     def _reopen_lost(self, journal: Journal) -> None:

@@ -96,11 +96,11 @@ def read_manifest(folder: str) -> dict[str, Any]:
     except FileNotFoundError as exc:
         raise UsageError(f"{folder}: has no {MANIFEST}; expected the run_dir of a run that has ended") from exc
     except (OSError, ValueError) as exc:
-        raise UsageError(f"{path}: cannot be read: {exc}; run the same command again, and it is written anew") from exc
+        raise UsageError(f"{path}: cannot be read: {exc}; run the same command again to rewrite it") from exc
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UsageError(f"{path}: expected a manifest of format {FORMAT}, as this version writes it")
     if wrong := _wrong_with(manifest):
-        raise UsageError(f"{path}: {wrong}; run the same command again, and it is written anew")
+        raise UsageError(f"{path}: {wrong}; run the same command again to rewrite it")
     return manifest
 
 
@@ -110,7 +110,7 @@ def _wrong_with(manifest: dict[str, Any]) -> str | None:
         return "does not say the state of the run"
     outputs = manifest.get("outputs")
     if not isinstance(outputs, list) or not all(isinstance(o, dict) and isinstance(o.get("parts"), list) for o in outputs):
-        return "does not tell the outputs of the run, with the parts of each"
+        return "does not list the outputs of the run, with the parts of each"
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import RunChangedError
 from penstock.io.files import InputFile, without_secrets
-from penstock.journal.accepting import accept
+from penstock.journal.accepting import accept, remember_accepted
 from penstock.journal.digests import Digests
 from penstock.journal.identity import Change, Identity, changes
 from penstock.journal.inputs import GONE, model_files
@@ -30,17 +30,26 @@ def check_same_run(journal: Journal, identity: Identity, plan: Plan, inputs: Seq
         + _changed_models(journal, identity)
     )
     found += [change for told in journal.fact("changed_while_read") or () if (change := Change(*told)) not in found]
-    refused = [change for change in found if change.kind not in options.accept_changes]
+    is_finished = journal.fact("finished") and not any(find_new_files(journal, inputs))
+    known = _accepted_before(journal) if is_finished else set()
+    refused = [change for change in found if change.kind not in options.accept_changes and change not in known]
     if refused:
         raise RunChangedError(_told(journal, refused))
-    if found and (not journal.fact("finished") or any(find_new_files(journal, inputs))):
+    if is_finished:
+        remember_accepted(journal, [change for change in found if change not in known])
+    elif found:
         accept(journal, identity, inputs, {"fixed": fixed_by(options)}, found)
+
+
+def _accepted_before(journal: Journal) -> set[Change]:
+    """What was accepted of a finished run: nothing of it is read again, so the same change need not be accepted twice."""
+    return {Change(each["kind"], each["what"]) for each in journal.fact("accepted") or ()}
 
 
 def check_still_same(journal: Journal, identity: Identity, inputs: Sequence[Input]) -> None:
     """Raise RunChangedError if a file was changed while the run was reading it."""
     if found := _changed_inputs(journal, inputs) + _changed_models(journal, identity, or_new=False):
-        told = [(change.kind, f"{change.text}, while the run was at work") for change in found]
+        told = [(change.kind, f"{change.text}, while the run was working") for change in found]
         journal.set_facts({"changed_while_read": told})
         raise RunChangedError(
             f"files were changed while the run in {journal.folder} was reading them:\n"
@@ -57,7 +66,7 @@ def refuse_changed_input(journal: Journal, digests: Digests, step: str, file: In
     for _, what in differences(before, () if now is None else (now,)):
         raise RunChangedError(
             f"an input was changed while the run in {journal.folder} was reading it: step {step!r}: {what}\n"
-            "put back what it was and run the same command again: what was read of it since does not count; or start "
+            "restore it and run the same command again: what was read of it since does not count; or start "
             "over with fresh=True (--fresh)"
         )
 
@@ -130,11 +139,11 @@ def _listed(found: Sequence[Change]) -> list[str]:
 
 def _told(journal: Journal, refused: Sequence[Change]) -> str:
     kinds = {change.kind for change in refused}
-    lines = [f"the run in {journal.folder} was begun with something else, so it does not go on:"]
+    lines = [f"cannot resume the run in {journal.folder}: it was started with something else:"]
     lines += _listed(refused)
-    lines.append("put back what it was; or start over with fresh=True (--fresh)")
+    lines.append("restore what has changed; or start over with fresh=True (--fresh)")
     if kinds <= set(CHANGES):
-        lines[-1] += f"; or, if output that is partly of before and partly of now will do, {_acceptance(refused)}"
+        lines[-1] += f"; or, if mixing old and new results is acceptable, {_acceptance(refused)}"
         if "inputs" in kinds:
             lines[-1] += "; files that were done stay as they were read, others are read as they are now, after all the rest"
     return "\n".join(lines)
@@ -143,4 +152,4 @@ def _told(journal: Journal, refused: Sequence[Change]) -> str:
 def _acceptance(found: Sequence[Change]) -> str:
     kinds = dict.fromkeys(change.kind for change in found)
     flags = " ".join(f"--accept-change {kind}" for kind in kinds)
-    return f"go on with accept_changes={tuple(kinds)!r} ({flags})"
+    return f"resume with accept_changes={tuple(kinds)!r} ({flags})"

@@ -63,7 +63,7 @@ class RunDir:
             holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             self._release()
             raise OutputError(
-                f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is at work on this run; "
+                f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is working on this run; "
                 "wait for it, or stop it first"
             ) from exc
         self._check_ours()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.journal.database import Database
+from penstock.journal.database import JournalDatabase
 from penstock.journal.errors import unpickling
 from penstock.journal.values import not_picklable
 from penstock.run.outcomes import PreparedPart, SplitId, SplitResult
@@ -14,7 +14,7 @@ from penstock.transport.packing import dump_rows, load_pickle
 
 
 class SplitTable:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: JournalDatabase) -> None:
         self._db = database
 
     def open(self) -> list[tuple[SplitId, Any]]:

@@ -35,15 +35,15 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
 def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
     job = Job(graph, options, site)
     _check_refresh(job)
-    return explain(job, run_size(job.plan, (each.source for each in _inputs(job))))
+    return explain(job, run_size(job.plan, (each.source for each in _inputs(job))), sample=True)
 
 
 def _check_refresh(job: Job) -> None:
     if job.options.deterministic and job.graph.branches:
         steps = ", ".join(repr(node.label) for node in job.graph.branches)
         raise UsageError(
-            f"deterministic=True, and a model that changes while the run goes on (step {steps}), exclude each other: leave "
-            "out one of both"
+            f"deterministic=True, and a model that changes during the run (step {steps}), exclude each other: leave out "
+            "one of the two"
         )
 
 

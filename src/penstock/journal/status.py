@@ -15,13 +15,13 @@ from penstock.journal.manifest import make_manifest, read_manifest
 from penstock.journal.run_dir import is_held
 
 MOST_PROBLEMS = 20  # that verify() names
-GO_ON = "run the same command again (without --fresh) to go on"
+GO_ON = "run the same command again (without --fresh) to resume"
 
 
 def status(folder: str) -> str:
     """How the run in this folder stands."""
     if not os.path.exists(os.path.join(folder, NAME)):
-        raise UsageError(f"{folder}: no run was begun there; expected the run_dir of a run")
+        raise UsageError(f"{folder}: no run was started there; expected the run_dir of a run")
     journal = Journal.open(os.path.abspath(folder), read_only=True)
     try:
         manifest = make_manifest(journal)
@@ -42,7 +42,9 @@ def _lines(manifest: dict[str, Any], folder: str, error: str | None, *, held: bo
     share = splits["done"] / splits["all"] if splits["all"] else 1.0
     waiting = f"; {splits['prepared']:,} more are written and wait to be published" if splits["prepared"] else ""
     yield f"  splits    {splits['done']:,} of {splits['all']:,} done ({share:.1%}){waiting}"
-    yield f"  begun     {manifest['created']}, {len(sessions)} process(es), {manifest['seconds']:,.1f} s in those that ended"
+    seconds = manifest["seconds"]  # 0 if all were killed
+    took = f", {seconds:,.1f} s in those that ended" if seconds else ""
+    yield f"  started   {manifest['created']}, {len(sessions)} process(es){took}"
     if error and not held:
         yield f"  error     {error.splitlines()[1]}"  # the message: the journal, unlike the manifest, is for its owner alone
     if manifest["counts"]:
@@ -72,7 +74,7 @@ def verify(folder: str) -> tuple[list[str], int, list[str]]:
     is, which was not looked at: how to reach it is known only to the run itself."""
     manifest = read_manifest(folder)
     if is_held(folder):
-        raise UsageError(f"{folder}: a process is at work on the run; wait until it is done, then verify")
+        raise UsageError(f"{folder}: a process is working on the run; wait until it is done, then verify")
     if manifest["state"] != "finished":
         raise UsageError(f"{folder}: the run {_ended(manifest['state'])}; {GO_ON}, and verify when it is done")
     problems: list[str] = []

@@ -19,12 +19,12 @@ from typing import Any
 
 from penstock.errors import ModelLoadError
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
+from penstock.models.connections import Client, Held, Lent, Model, entries_of
 from penstock.models.dispatch import Dispatch
 from penstock.models.folder_use import remove_if_unused
-from penstock.models.host_batches import Batch, Parcel
-from penstock.models.kept_sizes import KeptSize
-from penstock.models.lines import Client, Held, Lent, Model, entries_of
-from penstock.models.measures import Measures
+from penstock.models.host_address import Address, same_user
+from penstock.models.host_batches import HostBatch, Parcel
+from penstock.models.host_reports import HostReports
 from penstock.models.messages import (
     Answers,
     Bring,
@@ -34,6 +34,7 @@ from penstock.models.messages import (
     Freed,
     Goes,
     Happened,
+    HostReady,
     HostSpec,
     Join,
     Leaks,
@@ -41,14 +42,14 @@ from penstock.models.messages import (
     Load,
     Loaded,
     LoadFailed,
+    ModelLost,
+    ModelResized,
     Payload,
     Piece,
     Raised,
     Ran,
-    Ready,
     Refused,
-    Resized,
-    Run,
+    RunRows,
     Shutdown,
     Started,
     Submit,
@@ -56,12 +57,10 @@ from penstock.models.messages import (
     Waits,
     Welcome,
 )
-from penstock.models.rendezvous import Address, same_user
 from penstock.transport.channel import read_all
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
-NOTES_EVERY = 0.5  # seconds
 DUMPS = 2  # deaths after which processes no more print where they crashed: it is the same place, again and again
 MOST_FDS = 200  # in a message
 
@@ -93,9 +92,7 @@ class Broker:
         self._lent = Lent()
         self._numbers = 0
         self._restarts = 0
-        self._measures = Measures(spec.limits)  # that no client was told of
-        self._kept = KeptSize(spec.run_dir)
-        self._noted = 0.0
+        self._reports = HostReports(spec)
         self._over = False
 
     def serve(self) -> None:
@@ -184,11 +181,11 @@ class Broker:
             client.line.send(Ended(owner.process.pid))
         self._lent.lost(owner)
         was_killed = owner.killed_because is not None
+        self._reports.restarted(self._dispatch.at_work(owner.copy))
         commands = self._dispatch.died(owner.copy, how)
         self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
         for command in commands:
             self._do(command)
-        self._measures.restarted()
 
     def _tell_death(self, how: str, commands: list[Command]) -> None:
         """One of the clients logs it: nothing is printed here."""
@@ -218,7 +215,7 @@ class Broker:
         elif isinstance(message, Goes):
             self._dispatch.parcels.goes((client.number, message.lane))
         elif isinstance(message, Join):
-            self._dispatch.opened(client.number, message.lane)
+            self._dispatch.opened(client.number, message.lane, message.model)
         elif isinstance(message, Leave):
             self._dispatch.closed(client.number, message.lane)
             client.parcels = {t: number for t, number in client.parcels.items() if self._dispatch.parcels.is_left(number)}
@@ -233,9 +230,9 @@ class Broker:
                 self._loaded(model, message)
             elif isinstance(message, LoadFailed):
                 self._load_failed(model, message)
-            elif isinstance(message, Ready):
+            elif isinstance(message, HostReady):
                 self._dispatch.loaded(model.copy, message.device_bytes)
-            elif isinstance(message, Resized):
+            elif isinstance(message, ModelResized):
                 assert self._dispatch.keyed is not None
                 self._dispatch.keyed.resized(message.model, message.bytes)
             elif isinstance(message, Leaks):
@@ -247,21 +244,22 @@ class Broker:
                 self._dispatch.calls(model.copy, message.batch, time.monotonic())
             elif isinstance(message, Freed):
                 self._lent.returned(model, message.owner, message.numbers)
+            elif isinstance(message, ModelLost):
+                model.last_word = message.why
             elif isinstance(message, Raised):
                 batch = self._dispatch.ended(model.copy, message.batch, time.monotonic())
                 if batch is not None:
                     for client, pieces in self._by_client(batch):
                         client.line.send(Refused(pieces, message.error))
-                    self._measures.failed()
+                    self._reports.failed(batch.model)
         finally:
             for fd in fds:
                 os.close(fd)
 
     def _loaded(self, model: Model, message: Loaded) -> None:
-        self._measures.loaded(message.seconds, message.bytes)
+        self._reports.loaded(message, *self._dispatch.fronts.of(model.copy))
         if message.model is None:
             self._dispatch.loaded(model.copy)
-            self._kept.open(message.search_key, self._dispatch.front, model.copy)
         else:
             assert self._dispatch.keyed is not None
             self._dispatch.keyed.loaded(model.copy, message.model, message.bytes, message.seconds)
@@ -284,9 +282,9 @@ class Broker:
             batch = self._dispatch.ended(model.copy, message.batch, now, failed)
         if batch is None:
             return
+        front, copy = self._dispatch.fronts.of(model.copy)
         if not message.again and message.stale is None:
             calls, too_large = message.calls, message.out_of_memory
-            front, copy = self._dispatch.fronts.of(model.copy)
             front.ran(
                 batch.spans,
                 batch.aim,
@@ -297,7 +295,9 @@ class Broker:
                 device_seconds=message.device_seconds,
                 copy=copy,
             )
-        self._report(batch, message, now)
+        self._reports.ran(batch, message, now, front, self._dispatch.uses)
+        for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
+            client.line.send(self._reports.take(batch.model))  # before the answers that it waits for
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
             self._lent.owns(payload, model)
@@ -327,17 +327,16 @@ class Broker:
             for client, pieces in self._by_client(command.batch):
                 rows, model = command.batch.rows if command.together else 1, command.batch.model
                 client.line.send(Broken(pieces, command.kind, command.message, rows, model, command.error))
-            self._measures.failed()
-        elif isinstance(command, LoadModel):
-            self._models[command.copy].line.send(Load(command.model))
-        elif isinstance(command, UnloadModel):
-            self._models[command.copy].line.send(Unload(command.model))
+            self._reports.failed(command.batch.model)
+        elif isinstance(command, LoadModel | UnloadModel):
+            verb = Load if isinstance(command, LoadModel) else Unload
+            self._models[command.copy].line.send(verb(command.model))
         elif isinstance(command, GiveUp):
             self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
         elif isinstance(command, End):
             self._over = True
 
-    def _run(self, model: Model, batch: Batch) -> None:
+    def _run(self, model: Model, batch: HostBatch) -> None:
         new: list[tuple[int, Payload, bytes]] = []
         fds: list[int] = []
         needed = {span.entry.item.number for span in batch.spans}
@@ -360,9 +359,9 @@ class Broker:
                 new.append((parcel.number, payload, held.how))
         pieces = [(span.entry.item.number, span.start, span.stop) for span in batch.spans]
         readers = [span.entry.item.client for span in batch.spans]
-        model.line.send(Run(batch.number, pieces, readers, new, done, batch.final, batch.model), fds)
+        model.line.send(RunRows(batch.number, pieces, readers, new, done, batch.final, batch.model), fds)
 
-    def _by_client(self, batch: Batch) -> list[tuple[Client, list[Piece]]]:
+    def _by_client(self, batch: HostBatch) -> list[tuple[Client, list[Piece]]]:
         """Who is to hear of which rows; those who are gone, not."""
         found: dict[int, list[Piece]] = {}
         for entry, start, stop in batch.spans:
@@ -380,18 +379,3 @@ class Broker:
         for client in self._clients.values():
             client.line.send(Refused([], error))
         self._over = True
-
-    # What was measured.
-
-    def _report(self, batch: Batch, message: Ran, now: float) -> None:
-        failed = any(failure is not None for _, _, failures in message.answers for failure in failures.values())
-        size, too_large = message.size, message.out_of_memory
-        self._measures.ran(batch.spans, message.seconds, size=size, failed=failed, out_of_memory=too_large)
-        front = self._dispatch.front
-        if self._dispatch.keyed is not None:
-            self._measures.used(self._dispatch.keyed.residency.uses.news())
-        if self._kept.keep(front) or now - self._noted > NOTES_EVERY:
-            self._noted = now
-            self._measures.found(front.explain())
-        for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
-            client.line.send(self._measures.take())  # one that waits for answers: it will hand in what it hears before them

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from penstock.errors import EngineError, ModelCrashError, NotShippableError, PenstockError
+from penstock.models.host_address import Address
 from penstock.models.measures import Report
 from penstock.models.messages import (
     Answers,
@@ -31,7 +32,6 @@ from penstock.models.messages import (
     Submit,
     Waits,
 )
-from penstock.models.rendezvous import Address
 from penstock.rows import safe_str
 from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, unpack
@@ -62,10 +62,15 @@ class HostClient:
     """One connection, shared by all threads of the process. It is opened with the first rows; where the model is for a
     device, which takes long to load, before they are prepared."""
 
-    def __init__(self, address: Address, spec: HostSpec, listener: Listener) -> None:
+    def __init__(self, address: Address, spec: HostSpec, listener: Listener, model: str | None = None) -> None:
+        """model: for which all rows are, where models of several steps share the host."""
+        self._model = model
         self._address = address
         self._spec = spec
         self._listener = listener
+        # Guards what follows, and is held while something is sent: whoever connects anew (a caller, or the listening thread)
+        # has told the host all that is in flight before anybody adds to it. The host never waits for a client, so that
+        # sending ends. Order of locks: this one, then that of the session, in again(); sessions call in here without theirs.
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
@@ -86,7 +91,7 @@ class HostClient:
             if self._channel is None and self._spec.devices and not self._closed:
                 self._connect()
             else:
-                self._send(Join(lane))
+                self._send(Join(lane, self._model))
 
     def submit(self, message: Submit, buffers: Sequence[Any]) -> None:
         """Rows for the host: what is in the buffers is their payload."""
@@ -137,7 +142,7 @@ class HostClient:
             if self._channel is not None:
                 with contextlib.suppress(OSError):
                     self._channel.sock.shutdown(socket.SHUT_RDWR)
-        if wait and self._thread is not None:
+        if wait and self._thread is not None:  # without the lock, which the thread takes on its way out
             self._thread.join()
         self._segments.close()
 
@@ -147,7 +152,7 @@ class HostClient:
         """Reach the host and tell it all that it should know."""
         self._channel = Channel(self._address.reach(self._spec), plain=True)
         for lane in self._lanes:
-            self._send(Join(lane))
+            self._send(Join(lane, self._model))
         for message, segment in self._in_flight.values():
             self._send(message, [] if segment is None else [segment.fd])
         for lane, ticket in self._waiting.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from penstock.models.host_batches import Batch
+from penstock.models.host_batches import HostBatch
 from penstock.models.messages import LoadFailed
 
 
@@ -19,13 +19,13 @@ class KillCopy(NamedTuple):
 
 class RunBatch(NamedTuple):
     copy: int
-    batch: Batch
+    batch: HostBatch
 
 
 class BreakBatch(NamedTuple):
     """Nobody will answer these rows."""
 
-    batch: Batch
+    batch: HostBatch
     kind: str
     message: str
     error: LoadFailed | None = None  # that kept their model from being loaded

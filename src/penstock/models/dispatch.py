@@ -17,14 +17,15 @@ from penstock.batching.entry import Entry, Span
 from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Batch, Copy, Parcel, Parcels
+from penstock.models.host_batches import Copy, HostBatch, Parcel, Parcels
 from penstock.models.hunt import Hunt, Steps, rows_of, spans_of
 from penstock.models.keyed_models import KeyedModels, Refusal
 from penstock.models.messages import HostSpec
-from penstock.models.uses import of_key
+from penstock.models.uses import Uses, of_key
 
 ATTEMPTS = 4  # of a single row whose process dies, alone in it
 HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside
+CROWD = 8  # batches: where more run at once, a first death of their process makes none of them run alone
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 NOT_ENOUGH = "the model's process had not enough memory"
 
@@ -36,14 +37,16 @@ class Dispatch:
         self._spec = spec
         self.fronts = Fronts(spec)
         self.front = self.fronts.all[0]
-        self._copies = [Copy(1 if spec.in_turn else spec.concurrent) for _ in range(spec.copies)]
-        self._again: deque[Batch] = deque()
+        copies = spec.copies + (spec.budget is not None)  # one for models that cannot be with others
+        self._copies = [Copy(1 if spec.in_turn else spec.concurrent) for _ in range(copies)]
+        self._again: deque[HostBatch] = deque()
         self.keyed: KeyedModels | None = None  # of a host for many models
         if spec.budget is not None:
             self.keyed = KeyedModels(spec, self.fronts, self._copies, self._again)
         self.parcels = Parcels(self.fronts, self.front.add if self.keyed is None else self.keyed.add)
         self._clients: set[int] = set()
         self._pending: list[Command] = []
+        self._moved = ""  # what became of the model that a process died of
         self._lonely_since: float | None = now
         self._numbers = itertools.count(1)
 
@@ -60,8 +63,11 @@ class Dispatch:
         if not self._clients:
             self._lonely_since = now
 
-    def opened(self, client: int, lane: int) -> None:
+    def opened(self, client: int, lane: int, model: str | None = None) -> None:
+        """model: that all of its rows will be for, of several."""
         self.fronts.opened((client, lane))
+        if model is not None and self.keyed is not None:
+            self.keyed.expect(model)
 
     def closed(self, client: int, lane: int) -> None:
         """What waits from there is forgotten; what runs, runs for nobody."""
@@ -86,13 +92,23 @@ class Dispatch:
             if self.keyed is not None:
                 self.keyed.ready(copy, device_bytes)
 
+    def at_work(self, copy: int) -> str | None:
+        """Of many models, one that runs there, or is loaded."""
+        held = self._copies[copy]
+        return next((model for batch in held.batches if (model := batch.model) is not None), next(iter(held.loads), None))
+
+    @property
+    def uses(self) -> Uses | None:
+        """What each of many models has cost."""
+        return None if self.keyed is None else self.keyed.residency.uses
+
     def calls(self, copy: int, number: int, now: float) -> None:
         """The model is called: for the first time with this batch, or with a part of it after it raised."""
         for batch in self._copies[copy].batches:
             if batch.number == number and batch.started is not None:
                 batch.started = now
 
-    def ended(self, copy: int, number: int, now: float, failed: int = 0) -> Batch | None:
+    def ended(self, copy: int, number: int, now: float, failed: int = 0) -> HostBatch | None:
         """A batch is answered, or raised an error of its own: either way it is over."""
         batch = self._copies[copy].pop(number)
         if batch is not None:
@@ -104,7 +120,7 @@ class Dispatch:
                 self.keyed.ended(copy, batch)
         return batch
 
-    def exhausted(self, copy: int, number: int, left: Sequence[int]) -> tuple[Batch | None, list[Command]]:
+    def exhausted(self, copy: int, number: int, left: Sequence[int]) -> tuple[HostBatch | None, list[Command]]:
         """These rows of a batch did not fit into memory, each alone; the others are answered. What others left behind may
         have filled it, so they run again in a fresh process, where one that fails alone is to blame."""
         held = self._copies[copy]
@@ -123,18 +139,19 @@ class Dispatch:
         else:
             rows, again = rows_of(batch.spans), set(left)
             self.parcels.settle(spans_of(row for at, row in enumerate(rows) if at not in again))
-            steps = self._hunt(Batch(0, spans_of(rows[at] for at in left)), OUT_OF_MEMORY, NOT_ENOUGH)
+            steps = self._hunt(HostBatch(0, spans_of(rows[at] for at in left)), OUT_OF_MEMORY, NOT_ENOUGH)
         kill = KillCopy(copy, f"it had no memory left for {rows_told(len(left))}, which a fresh one may have")
         return batch, [kill, *self._follow(steps)]
 
     def outlook(self) -> str:
         """What becomes of the rows whose process is gone, for people."""
+        moved, self._moved = self._moved, ""
         batch = next((batch for batch in self._again if batch.suspect), None)
         if batch is None:
-            return ""
+            return moved
         if batch.hunt is None or batch.rows == 1:
-            return f"; {rows_told(batch.rows)} that it held run{'s' if batch.rows == 1 else ''} again, alone"
-        return f"; looking for the row that is to blame, among {batch.rows}"
+            return f"; {rows_told(batch.rows)} that it held run{'s' if batch.rows == 1 else ''} again, alone{moved}"
+        return f"; looking for the row that is to blame, among {batch.rows}{moved}"
 
     def died(self, copy: int, how: str) -> list[Command]:
         """Its process is gone. What it held runs again, alone; but not for ever."""
@@ -150,11 +167,14 @@ class Dispatch:
             return []
         ran = [batch for batch in batches if batch.started is not None]
         alone = len(ran) == 1 and not held.loads
+        if alone and self.keyed is not None:
+            self._moved = self.keyed.charge(ran[0].model)
         commands: list[Command] = []
         for batch in reversed(batches):
             batch.aim = batch.started = None
             if batch in ran:
-                batch.suspect = True
+                batch.crowd_deaths += len(ran) > CROWD
+                batch.suspect |= len(ran) <= CROWD or batch.crowd_deaths >= HUNT_AFTER
                 batch.deaths += alone
             if not self.parcels.are_wanted(batch.spans) and batch.hunt is None:
                 continue
@@ -166,13 +186,13 @@ class Dispatch:
             self.keyed.lost(copy, how, killed=state == "killed", beside=bool(ran))
         return commands
 
-    def _is_to_run_again(self, batch: Batch) -> bool:
+    def _is_to_run_again(self, batch: HostBatch) -> bool:
         """Whether a batch whose process died gets another try as it is."""
         if not self._spec.retry_safe or batch.hunt is not None:
             return False
         return batch.deaths < (HUNT_AFTER if batch.rows > 1 else ATTEMPTS)
 
-    def _failed(self, batch: Batch, kind: str, how: str) -> list[Command]:
+    def _failed(self, batch: HostBatch, kind: str, how: str) -> list[Command]:
         """A batch has killed its process, or hangs: find the rows that do it."""
         if batch.hunt is not None:
             return self._follow(batch.hunt.died(kind, how))
@@ -180,14 +200,14 @@ class Dispatch:
             return self._follow([BreakBatch(batch, kind, how)])
         return self._follow(self._hunt(batch, kind, how))
 
-    def _hunt(self, batch: Batch, kind: str, how: str) -> Steps:
+    def _hunt(self, batch: HostBatch, kind: str, how: str) -> Steps:
         return Hunt(batch.spans, kind, how, self._numbers, self.parcels.is_left).begin()
 
     def _follow(self, steps: Steps) -> list[Command]:
         """What a hunt says: parts run before anything else; rows that nobody will answer are settled."""
         commands: list[Command] = []
         for step in steps:
-            if isinstance(step, Batch):
+            if isinstance(step, HostBatch):
                 self._again.appendleft(step)
             else:
                 self.parcels.settle(step.batch.spans)
@@ -197,7 +217,8 @@ class Dispatch:
     def _refused(self, refusal: Refusal) -> list[Command]:
         """Rows whose model will never be there: those that wait for it, and those that were to run again."""
         commands: list[Command] = []
-        batches = [Batch(0, [Span(entry, entry.start, entry.stop) for entry in refusal.entries])] if refusal.entries else []
+        spans = [Span(entry, entry.start, entry.stop) for entry in refusal.entries]
+        batches = [HostBatch(0, spans)] if spans else []
         while (batch := next((batch for batch in self._again if batch.model == refusal.model), None)) is not None:
             self._again.remove(batch)
             batches.append(batch)
@@ -259,6 +280,8 @@ class Dispatch:
             limit = self._spec.timeout
             late = [b for b in copy.batches if limit is not None and b.started is not None and now >= b.started + limit]
             for batch in late:
+                if self.keyed is not None:
+                    self._moved = self.keyed.charge(batch.model)
                 copy.batches.remove(batch)
                 yield from self._failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
             if late:
@@ -290,7 +313,7 @@ class Dispatch:
 
     def _starts(self, now: float) -> Iterator[Command]:
         for number, copy in enumerate(self._copies):
-            if copy.state == "absent" and self.fronts.lanes:
+            if copy.state == "absent" and self.fronts.lanes and (self.keyed is None or self.keyed.is_needed(number)):
                 copy.state, copy.since, copy.runs, copy.leaks = "starting", now, 0, ""
                 yield StartCopy(number)
 
@@ -304,7 +327,7 @@ class Dispatch:
                     copy.begin(now)
                     yield RunBatch(number, batch)
 
-    def _next(self, number: int, now: float) -> Batch | None:
+    def _next(self, number: int, now: float) -> HostBatch | None:
         copy = self._copies[number]
         if copy.holds_a_suspect or (self.keyed is not None and self.keyed.is_reserved(number)):
             return None
@@ -314,20 +337,20 @@ class Dispatch:
             self._again.remove(again)
             return again
         taken = self.fronts.take(number, now, idle=copy.has_place)
-        return None if taken is None else Batch(next(self._numbers), *taken)
+        return None if taken is None else HostBatch(next(self._numbers), *taken)
 
     def _takes_new(self, number: int) -> bool:
         assert self.keyed is not None
         return not self.keyed.is_reserved(number) and self._first_again(number) is None
 
-    def _first_again(self, number: int) -> Batch | None:
+    def _first_again(self, number: int) -> HostBatch | None:
         """The first that may run there: what needs a fresh process goes first in one, and nowhere else."""
         again = [batch for batch in self._again if self.keyed is None or self.keyed.runs(number, batch)]
         fresh = (batch for batch in again if batch.fresh and not self._copies[number].runs)
         return next(itertools.chain(fresh, (batch for batch in again if not batch.fresh)), None)
 
 
-def process_of(batch: Batch) -> str:
+def process_of(batch: HostBatch) -> str:
     return "the model's process" if batch.model is None else f"the process of {of_key(batch.model)}"
 
 

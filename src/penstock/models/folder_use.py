@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from penstock.errors import EngineError
-from penstock.models.rendezvous import Address, make_private
+from penstock.models.host_address import Address, make_private
 
 USERS = "users"
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
-from penstock.batching.aim import Aiming
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Aim, Entry, Span, lengths_of, rows_in
+from penstock.batching.full_batches import Aiming
 from penstock.batching.limits import BatchLimits
 
 T = TypeVar("T")
@@ -108,6 +108,10 @@ class Front(Generic[T]):
             spans = self._batcher.take(-math.inf, copy=copy, in_a_row=times)
         return None if spans is None else (spans, self._batcher.aim_of(spans[0].entry.model, copy))
 
+    def take_any(self, now: float) -> list[Span[T]] | None:
+        """What waits longest, for a model that is never too busy for it."""
+        return self._batcher.take(now, flush=True)
+
     def _times(self, copy: int) -> int:
         is_fixed = len(self._aimings) == 1 and self._aimings[None][copy].is_fixed
         return min(MOST_IN_A_ROW, int(QUICK / self._seconds)) if is_fixed and self._seconds > 0 else 1
@@ -157,18 +161,29 @@ class Front(Generic[T]):
         aiming.out_of_memory(rows, None if lengths is None else lengths[-rows:])
         self._batcher.set_aim(aiming.aim(), spans[0].entry.model, copy)
 
-    def begin_at(self, size: int, copy: int = 0) -> None:
-        """The search for a size on a device begins at what an earlier run has found."""
-        self._aimings[None][copy].begin_at(size)
-        self._batcher.set_aim(self._aimings[None][copy].aim(), None, copy)
-
-    def found(self) -> int | None:
-        """What a search on a device has come to, for the next run to begin at; None while it has seen too little."""
-        return self._aimings[None][0].found()
-
-    def explain(self) -> str | None:
-        """The size that was found, and why; None where the user set it."""
-        return self._aimings[None][0].explain()
+    def search(self, model: Hashable = None) -> Search:
+        """For the size of the batches of a model with limits of its own; None: of all others."""
+        return Search(self._batcher, model, self._aimings[model])
 
     def _aiming(self, spans: list[Span[T]], copy: int) -> Aiming:
         return (self._aimings.get(spans[0].entry.model) or self._aimings[None])[copy]
+
+
+class Search:
+    """For the size of a model's batches, in each of its copies."""
+
+    def __init__(self, batcher: Batcher[Any], model: Hashable, aimings: list[Aiming]) -> None:
+        self._batcher, self._model, self._aimings = batcher, model, aimings
+
+    def begin_at(self, size: int, copy: int = 0) -> None:
+        """On a device it begins at what an earlier run has found."""
+        self._aimings[copy].begin_at(size)
+        self._batcher.set_aim(self._aimings[copy].aim(), self._model, copy)
+
+    def found(self) -> int | None:
+        """What a search on a device has come to, for the next run to begin at; None while it has seen too little."""
+        return self._aimings[0].found()
+
+    def explain(self) -> str | None:
+        """The size that was found, and why; None where the user set it."""
+        return self._aimings[0].explain()

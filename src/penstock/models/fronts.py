@@ -24,7 +24,7 @@ class Fronts:
                 in_turn=spec.in_turn,
                 eager=True,
             )
-            for _ in range(1 if self.shared else spec.copies)
+            for _ in range(1 if self.shared else spec.copies + 1)  # and one for models that have a process of their own
         ]
         for front in self.all:
             for model, (limits, by_length) in spec.own_limits.items():

@@ -26,11 +26,12 @@ class Parcel(NamedTuple):
 
 
 @dataclass(eq=False)
-class Batch:
+class HostBatch:
     number: int
     spans: list[Span[Parcel]]
     aim: Aim | None = None  # that it was cut for; None: it runs again, and teaches nothing about sizes
     deaths: int = 0  # of processes that held this batch alone
+    crowd_deaths: int = 0  # of processes that ran many others beside it
     suspect: bool = False  # a process died with it: it now runs alone
     started: float | None = None
     hunt: Hunt | None = None  # that this is a part of
@@ -56,7 +57,7 @@ class Copy:
     since: float = 0.0
     failed_loads: int = 0
     runs: int = 0  # batches that its process was given
-    batches: list[Batch] = field(default_factory=list)  # those that run, oldest first, and one that waits behind them
+    batches: list[HostBatch] = field(default_factory=list)  # those that run, oldest first, and one that waits behind them
     loads: dict[Any, float] = field(default_factory=dict)  # of many models, those that are being loaded, since when
     leaks: str = ""  # why it is to be started anew as soon as it is idle
 
@@ -76,7 +77,7 @@ class Copy:
                 if batch.started is None:
                     batch.started = now
 
-    def pop(self, number: int) -> Batch | None:
+    def pop(self, number: int) -> HostBatch | None:
         batch = next((batch for batch in self.batches if batch.number == number), None)
         if batch is not None:
             self.batches.remove(batch)

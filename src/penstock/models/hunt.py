@@ -10,9 +10,9 @@ from penstock.batching.entry import Entry, Span
 from penstock.batching.isolation import Blame, isolate
 from penstock.failures import OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.commands import BreakBatch
-from penstock.models.host_batches import Batch, Parcel
+from penstock.models.host_batches import HostBatch, Parcel
 
-Steps: TypeAlias = list[Batch | BreakBatch]  # rows that nobody will answer, and the part that runs next
+Steps: TypeAlias = list[HostBatch | BreakBatch]  # rows that nobody will answer, and the part that runs next
 Row: TypeAlias = tuple[Entry[Parcel], int]
 
 
@@ -99,7 +99,7 @@ class Hunt:
             fresh = self._kind == OUT_OF_MEMORY and (final or not self._fruitful)
             self._running = rows
             number = next(self._numbers)
-            return [*steps, Batch(number, self._spans(rows), suspect=True, hunt=self, fresh=fresh, final=final)]
+            return [*steps, HostBatch(number, self._spans(rows), suspect=True, hunt=self, fresh=fresh, final=final)]
 
     def _blamed(self, start: int, stop: int, how: str) -> Steps:
         self._found += 1
@@ -108,7 +108,7 @@ class Hunt:
     def _broken(self, rows: Iterable[int], how: str) -> Steps:
         left = [row for row in rows if row in self._unknown]
         self._unknown.difference_update(left)
-        return [BreakBatch(Batch(next(self._numbers), self._spans(left)), self._kind, how)] if left else []
+        return [BreakBatch(HostBatch(next(self._numbers), self._spans(left)), self._kind, how)] if left else []
 
     def _spans(self, rows: Iterable[int]) -> list[Span[Parcel]]:
         return spans_of(self.rows[row] for row in rows)

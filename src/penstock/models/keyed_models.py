@@ -18,10 +18,10 @@ from penstock.batching.entry import Entry
 from penstock.failures import LOADING, OUT_OF_MEMORY
 from penstock.models.commands import KillCopy, LoadModel, UnloadModel
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Batch, Copy, Lane, Parcel
+from penstock.models.host_batches import Copy, HostBatch, Lane, Parcel
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import Admit, Copies, Load, Refuse, Residency, Unload
-from penstock.models.uses import ATTEMPTS, Model, bytes_told, of_key, told_too_large
+from penstock.models.residency import Admit, Copies, LoadNow, Refuse, Residency, UnloadNow
+from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
 
 
 class Refusal(NamedTuple):
@@ -37,13 +37,15 @@ class Refusal(NamedTuple):
 class KeyedModels(Copies):
     """`copies` and `again`, the batches that are to run once more, are the dispatch's own."""
 
-    def __init__(self, spec: HostSpec, fronts: Fronts, copies: Sequence[Copy], again: deque[Batch]) -> None:
+    def __init__(self, spec: HostSpec, fronts: Fronts, copies: Sequence[Copy], again: deque[HostBatch]) -> None:
         assert spec.budget is not None
         self._load_timeout = spec.load_timeout
         self._fronts = fronts
         self._copies = copies
         self._again = again
-        self.residency: Residency[Parcel] = Residency(spec.budget, self._is_in_use, copies=spec.copies, doing=self)
+        self.residency: Residency[Parcel] = Residency(
+            spec.budget, self._is_in_use, copies=spec.copies, apart=True, doing=self
+        )
         self._why: dict[Model, LoadFailed | str] = {}  # of models whose last load failed
         self._stale = True  # something has happened that the residency should look at
 
@@ -56,6 +58,11 @@ class KeyedModels(Copies):
             self._fronts.all[copy].add(entry, lane, now)
         elif not self.residency.is_blocked:
             self._stale = True
+
+    def expect(self, model: Model) -> None:
+        """Rows for it will come."""
+        self.residency.expect(model)
+        self._stale = True
 
     def discard(self, lane: Lane) -> None:
         """Its rows are not wanted any more."""
@@ -82,10 +89,12 @@ class KeyedModels(Copies):
         model = failed.model
         if self._copies[copy].loads.pop(model, None) is None:
             return None
-        self._failed(model, failed)
+        self._failed(model, failed, no_memory=failed.no_memory)
         attempts = self.residency.uses[model].failed
         if attempts >= ATTEMPTS:
             return None
+        if not attempts:
+            return f"{of_key(model)} found no memory beside others, and is loaded when these can go: {_reason(failed)}"
         return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {_reason(failed)}; it is tried again"
 
     def leaks(self, copy: int, leak: Leaks) -> None:
@@ -94,7 +103,7 @@ class KeyedModels(Copies):
         what = "something keeps the memory of models that were unloaded"
         self._copies[copy].leaks = f"{what}: it holds {held}, where {expected} are expected"
 
-    def ended(self, copy: int, batch: Batch) -> None:
+    def ended(self, copy: int, batch: HostBatch) -> None:
         """A batch is over there."""
         if batch.suspect or not self._copies[copy].batches or not self._is_in_use(batch.model):
             self._stale = True
@@ -107,9 +116,18 @@ class KeyedModels(Copies):
             self._why[model] = f"the process that loaded it died: {how}"
         self._stale = True
 
+    def charge(self, model: Model) -> str:
+        """A batch of it has killed its process. What becomes of it then, for people, if anything does."""
+        is_moved = self.residency.charge(model)
+        return f"; {of_key(model)} has killed {KILLS} processes, and gets one of its own" if is_moved else ""
+
+    def is_needed(self, copy: int) -> bool:
+        """Whether its process is to be there: that for models that others cannot be with, once there is one."""
+        return copy < len(self._copies) - 1 or self.residency.is_apart_needed
+
     # What may run where.
 
-    def runs(self, copy: int, batch: Batch) -> bool:
+    def runs(self, copy: int, batch: HostBatch) -> bool:
         """Whether its model is there."""
         return self.residency.copy_of(batch.model) == copy
 
@@ -121,12 +139,12 @@ class KeyedModels(Copies):
         if (fresh := self._first_fresh()) is None:
             return False
         home = self.residency.copy_of(fresh.model)
-        return held.runs > 0 if home == copy else home is None and not held.runs
+        return held.runs > 0 if home == copy else home is None and not held.runs and copy in self.homes(fresh)
 
-    def homes(self, batch: Batch) -> Sequence[int]:
-        """Where a batch can run: where its model is, or anywhere."""
+    def homes(self, batch: HostBatch) -> Sequence[int]:
+        """Where a batch can run: where its model is, or may be loaded."""
         home = self.residency.copy_of(batch.model)
-        return range(len(self._copies)) if home is None else [home]
+        return self.residency.copies_for(batch.model) if home is None else [home]
 
     def may_load(self, copy: int, model: Model) -> bool:
         held = self._copies[copy]
@@ -134,7 +152,7 @@ class KeyedModels(Copies):
             return False
         if any(batch.suspect and self.runs(copy, batch) for batch in self._again):
             return False
-        if (fresh := self._first_fresh()) is None:
+        if (fresh := self._first_fresh()) is None or copy not in self.homes(fresh):
             return True
         home = self.residency.copy_of(fresh.model)
         return home != copy if home is not None else (not held.runs) == (model == fresh.model)
@@ -142,7 +160,7 @@ class KeyedModels(Copies):
     def is_running(self, copy: int) -> bool:
         return bool(self._copies[copy].batches)
 
-    def _first_fresh(self) -> Batch | None:
+    def _first_fresh(self) -> HostBatch | None:
         return next((batch for batch in self._again if batch.fresh), None)
 
     def _is_in_use(self, model: Model) -> bool:
@@ -163,12 +181,12 @@ class KeyedModels(Copies):
             self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
-    def _do(self, step: Load | Unload | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
+    def _do(self, step: LoadNow | UnloadNow | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
         model: Any = step.model
-        if isinstance(step, Load):
+        if isinstance(step, LoadNow):
             self._copies[step.copy].loads[model] = now
             return LoadModel(step.copy, model)
-        if isinstance(step, Unload):
+        if isinstance(step, UnloadNow):
             return UnloadModel(step.copy, model)
         entries = self.residency.take(model)
         if isinstance(step, Refuse):
@@ -192,6 +210,7 @@ class KeyedModels(Copies):
             assert limit is not None
             if now >= since + limit:
                 del self._copies[copy].loads[model]
+                self.residency.charge(model)
                 self._failed(model, f"it took longer than the {limit:g} s that loading may take (load_timeout)")
                 return str(model)
         return None
@@ -212,9 +231,9 @@ class KeyedModels(Copies):
                 if copy.state == "ready":
                     yield from (since + self._load_timeout for since in copy.loads.values())
 
-    def _failed(self, model: Model, why: LoadFailed | str) -> None:
+    def _failed(self, model: Model, why: LoadFailed | str, *, no_memory: bool = False) -> None:
         self._why[model] = why
-        self.residency.load_failed(model)
+        self.residency.load_failed(model, no_memory=no_memory)
         self._stale = True
 
 

@@ -71,6 +71,11 @@ class Measures:
         """A batch is not answered, or not all of it."""
         self._count("failed_batches_counter")
 
+    def counted(self, counts: Mapping[str, int]) -> None:
+        """What a handler has counted by itself."""
+        for name, n in counts.items():
+            self._count(name, n)
+
     def restarted(self) -> None:
         self._count("model_restarts")
 

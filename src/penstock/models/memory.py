@@ -8,20 +8,18 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from penstock.models.cgroups import memory_limits, read_file
+
 DEVICE_SHARE = 0.8  # of the memory of a GPU that is free, for models: the rest is for what they compute
 
 
 def available_bytes() -> int:
-    """What processes may still take, on this machine or in this container."""
+    """What processes may still take, on this machine, in this container, unit or job."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", read_file("/proc/meminfo"), re.MULTILINE)
     if match:
         available = int(match[1]) * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        cache = re.search(r"^inactive_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
-        available = min(available, int(limit) - int(used) + (int(cache[1]) if cache else 0))
-    return max(0, available)
+    return min([available, *(limit.left for limit in memory_limits())])
 
 
 def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:
@@ -39,7 +37,7 @@ def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:
 
 def proportional_bytes() -> int:
     """The memory that this process holds, its share of what is shared (Linux); 0 where that cannot be seen."""
-    match = re.search(r"^Pss:\s+(\d+) kB", _read("/proc/self/smaps_rollup"), re.MULTILINE)
+    match = re.search(r"^Pss:\s+(\d+) kB", read_file("/proc/self/smaps_rollup"), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
@@ -65,10 +63,3 @@ def free_device_bytes() -> int | None:
         return int(DEVICE_SHARE * torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
     except (ImportError, RuntimeError):
         return None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

@@ -6,13 +6,13 @@ they are large they are in shared memory instead, whose descriptor travels besid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.batching.limits import BatchLimits
 from penstock.failures import Failure
-from penstock.models.budget import Budget
+from penstock.models.budget import MemoryBudget
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -37,7 +37,8 @@ class HostSpec:
     variables: dict[str, str] = field(default_factory=dict)  # for the environment of the model's process
     devices: tuple[dict[str, str], ...] = ()  # more of them, one set for each device: copies are dealt out to them
     grace: float = 2.0  # seconds without any client before it leaves
-    budget: Budget | None = None  # for many models, by name; None: there is one
+    budget: MemoryBudget | None = None  # for many models, by name; None: there is one
+    by_step: bool = False  # each of the models is that of a step, and measured as such
     own_limits: dict[str, tuple[BatchLimits, bool]] = field(default_factory=dict)  # of some of them, and whether by length
     run_dir: str = ""  # of a run that can be resumed
 
@@ -56,6 +57,7 @@ class Join(NamedTuple):
     """A bundle begins: rows may come from it."""
 
     lane: int
+    model: str | None = None  # for which all of them are, where models of several steps share a place
 
 
 class Submit(NamedTuple):
@@ -157,7 +159,7 @@ class Bring(NamedTuple):
     new: list[tuple[int, Payload, bytes]]
 
 
-class Run(NamedTuple):
+class RunRows(NamedTuple):
     batch: int
     pieces: list[Piece]  # by entry
     readers: list[int]  # for each piece, who gets its answers
@@ -179,7 +181,7 @@ class Unload(NamedTuple):
     model: str
 
 
-class Ready(NamedTuple):
+class HostReady(NamedTuple):
     """Of a process for many models: it has none, and can load them."""
 
     device_bytes: int | None  # that models may take there, if they are on a device
@@ -192,7 +194,7 @@ class Loaded(NamedTuple):
     model: str | None = None  # which one, of many
 
 
-class Resized(NamedTuple):
+class ModelResized(NamedTuple):
     """A new version of one of many models has taken the place of the old one."""
 
     model: str
@@ -203,6 +205,7 @@ class LoadFailed(NamedTuple):
     error: ErrorReport
     model: str | None = None
     failure: Failure | None = None  # of rows for this one of many
+    no_memory: bool = False  # was left for it, where it was loaded
 
 
 class Leaks(NamedTuple):
@@ -230,6 +233,13 @@ class Ran(NamedTuple):
     again: list[int] = []  # rows that did not fit alone; all: there are no answers
     device_seconds: float | None = None  # that its device was at work, if that is known
     stale: int | None = None  # as in Answers
+    counts: Mapping[str, int] = {}  # what the handler has counted by itself
+
+
+class ModelLost(NamedTuple):
+    """The last word of a process whose model is gone: it ends now."""
+
+    why: str
 
 
 class Raised(NamedTuple):

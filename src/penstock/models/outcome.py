@@ -25,6 +25,7 @@ class Outcome(NamedTuple):
     out_of_memory: int | None = None  # the least number of rows that did not fit, if any did not
     size: int | None = None  # bytes of the batch, if they were counted
     device_seconds: float | None = None  # that its device was at work, if that is known
+    counts: Mapping[str, int] = {}  # what the handler has counted by itself
     stale: int | None = None  # nothing was called: the rows are to be prepared again, for the version of this number
 
 

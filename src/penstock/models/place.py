@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOAD_TIMEOUT = 1800.0  # seconds
+SHARED = "with the other models on that GPU"
 UNPACKED = 10  # times the size of its files that a model may take: they may be compressed
 
 
@@ -23,6 +24,8 @@ class Surroundings:
     in_process: bool = False  # the run stays in the user's process
     seed: int | None = None  # of a deterministic run
     run_dir: str = ""  # of a run that can be resumed
+    run: str = ""  # its id, the same when it is resumed
+    nodes_file: str = ""  # that says how many nodes of a cluster may have workers of this pool; empty: there is one machine
 
     @property
     def deterministic(self) -> bool:
@@ -40,6 +43,7 @@ class Wishes:
     accelerator: str | None = None  # "gpu": any of them; or one by its name
     gpus: tuple[str, ...] | None = None  # that it may use, if the user says so
     many: bool = False  # it is one of many, which have a budget
+    neighbours: bool = False  # other steps have models that can share its process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,7 @@ class Place:
     copies: int = 1
     devices: tuple[str, ...] = ()  # GPUs that the copies are dealt out to
     timeout: float | None = None  # seconds for one call of the model
+    shared: bool = False  # with the models of other steps, and so is the memory there
     measured: bool = False  # whether the first copy is measured before there are more, unless the model is small
 
     def describe(self, in_process: bool) -> str:
@@ -65,9 +70,11 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     gpus = around.gpus if wishes.gpus is None else wishes.gpus
     devices = gpus if wishes.accelerator == "gpu" else ()
     processes = around.workers > 1 or (not around.in_process and len(devices) > 1)
+    is_shared = wishes.neighbours and len(devices) == 1 and timeout is None and not around.in_process
     reasons: list[tuple[bool, str, int]] = [
         (wishes.copies is not None, f"model_copies={wishes.copies}", wishes.copies or 1),
         (wishes.shared, "large_model", max(1, len(devices))),
+        (is_shared, SHARED, 1),
         (bool(devices) and processes, "one for each GPU", len(devices)),
         (bool(wishes.accelerator) and wishes.accelerator != "gpu" and processes, f"one for {wishes.accelerator}", 1),
         (timeout is not None, f"timeout of {timeout} s: only a process can be killed", around.workers),
@@ -75,7 +82,7 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     ]
     for holds, why, copies in reasons:
         if holds:
-            return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout)
+            return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout, shared=why == SHARED)
     return Place(hosted=False, why="the default", measured=around.workers > 1 and not wishes.many)
 
 

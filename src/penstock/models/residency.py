@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
-from penstock.models.budget import Budget
-from penstock.models.uses import Model, Uses
+from penstock.models.budget import MemoryBudget
+from penstock.models.room import Room
+from penstock.models.uses import KILLS, Model, Uses
 
 T = TypeVar("T")
 
@@ -25,12 +26,12 @@ PATIENCE = 1.0  # seconds that rows wait for a model while all that are loaded a
 LOADS_AT_ONCE = 2  # in a copy
 
 
-class Load(NamedTuple):
+class LoadNow(NamedTuple):
     model: Model
     copy: int
 
 
-class Unload(NamedTuple):
+class UnloadNow(NamedTuple):
     model: Model
     copy: int
 
@@ -49,7 +50,7 @@ class Refuse(NamedTuple):
     too_large: bool  # for the budget; else it could not be loaded, and whoever tried knows why
 
 
-Step: TypeAlias = Load | Unload | Admit | Refuse
+Step: TypeAlias = LoadNow | UnloadNow | Admit | Refuse
 
 
 @dataclass(slots=True)
@@ -78,33 +79,41 @@ class Copies:
 
 class Residency(Generic[T]):
     """Of one place: a process, or the copies of a host. `in_use(model)`: whether rows of it were let in and are not
-    answered; such a model is not unloaded."""
+    answered; such a model is not unloaded. `apart`: there is one copy more, beside the first, for models that have killed
+    their process too often; it holds one at a time."""
 
     def __init__(
         self,
-        budget: Budget,
+        budget: MemoryBudget,
         in_use: Callable[[Model], bool],
         *,
         copies: int = 1,
+        apart: bool = False,
         at_once: int = LOADS_AT_ONCE,
         doing: Copies | None = None,
     ) -> None:
-        self.budget = budget
         self.uses = Uses(budget.bytes)
         self.draining: int | None = None  # a copy where nothing may begin to run: a model will be loaded there, alone
+        self.is_apart_needed = False  # whether models have killed their process too often
         self.is_blocked = False  # whether what waits behind the first cannot be loaded before something happens
         self._in_use = in_use
         self._doing = doing or Copies()
         self._at_once = at_once
-        self._ready = [False] * copies
-        self._bytes = [0] * copies
-        self._models = [0] * copies
+        self._room = Room(budget, copies, apart)
+        self._ready = [False] * (copies + apart)
         self._loading: dict[Model, int] = {}
         self._held: OrderedDict[Model, _Held] = OrderedDict()  # the one that was needed longest ago first
         self._absent: OrderedDict[Model, list[Entry[T]]] = OrderedDict()  # the one whose oldest row is oldest first
         self._closing: Model | None = None
-        self._lacks_room = False  # the first that waits does
+        self._lacks_room = False  # the first that waits for a copy which could load it does
+        self._due: float | None = None  # when its rows have waited too long
+        self._expected: dict[Model, None] = {}  # rows will come for these
+        self._arrived: list[Model] = []  # loaded, and rows wait for them: these are let in before anything else waits
         self._too_large: list[Model] = []  # loaded, and to be unloaded before anything else
+
+    @property
+    def budget(self) -> MemoryBudget:
+        return self._room.budget
 
     # Rows.
 
@@ -118,6 +127,10 @@ class Residency(Generic[T]):
         entry.arrived = now
         self._absent.setdefault(entry.model, []).append(entry)
         return None
+
+    def expect(self, model: Model) -> None:
+        """Rows for it will come: it may be loaded before they do, where there is room."""
+        self._expected[model] = None
 
     def discard(self, owner: Hashable) -> None:
         """Forget the rows of an owner that has given up."""
@@ -143,10 +156,10 @@ class Residency(Generic[T]):
     def ready(self, copy: int, device_bytes: int | None = None) -> None:
         """Models can be loaded there. device_bytes: that are free on the device that they are loaded on."""
         self._ready[copy] = True
-        if device_bytes is not None and self.budget.by_default:
+        if device_bytes is not None and self.budget.by_default and not self._room.taken(copy):
             least = min(device_bytes, self.budget.bytes or device_bytes) if self.budget.of_each else device_bytes
-            self.budget = self.budget._replace(bytes=least, of_each=True)
-            self.uses.limit = least
+            self._room.budget = self.budget._replace(bytes=least, of_each=True)
+            self.uses.limit = None if self.budget.is_soft else least
 
     def loaded(self, model: Model, size: int, seconds: float) -> None:
         """It is there; decide() says what becomes of the rows that wait for it."""
@@ -155,19 +168,21 @@ class Residency(Generic[T]):
         too_large = self.uses.is_too_large(size)
         in_doubt = too_large and (held.beside or self._doing.is_running(held.copy))
         self.uses.loaded(model, size, seconds, in_doubt=in_doubt)
-        self._bytes[held.copy] += size - held.bytes
+        self._room.add(held.copy, size - held.bytes, 0)
         held.bytes, held.loading, held.admitting = size, False, model in self._absent
         self._held.move_to_end(model)
-        if model in self._absent:
-            self._absent.move_to_end(model, last=False)
+        self._arrived.append(model)
         if too_large and model in self._absent:
             held.closing = True
             self._too_large.append(model)
 
-    def load_failed(self, model: Model) -> None:
-        """It is tried again, unless it has failed too often."""
-        self._drop(model)
-        self.uses[model].failed += 1
+    def load_failed(self, model: Model, *, no_memory: bool = False) -> None:
+        """It is tried again, unless it has failed too often. no_memory: if others are loaded there, it is tried without
+        them, and this time does not count."""
+        copy, use = self._drop(model), self.uses[model]
+        is_crowded = no_memory and not use.crowded and self._room.models[copy] > 0
+        use.crowded |= is_crowded
+        use.failed += not is_crowded
 
     def lost(self, copy: int, let_in: Sequence[Entry[T]] = (), *, killed: bool = False, beside: bool = False) -> list[Model]:
         """The process of a copy is gone, with all its models; those that were loading. If it was one alone, that counts as a
@@ -186,14 +201,27 @@ class Residency(Generic[T]):
             self.put_first(model)
         for model in () if killed else loading:
             self.uses[model].alone = True
-            self.uses[model].failed += len(loading) == 1 and not beside
+            if len(loading) == 1 and not beside:
+                self.uses[model].failed += 1
+                self.charge(model)
         return loading
+
+    def charge(self, model: Model) -> bool:
+        """It has killed its process, or that had to be killed because of it. Whether it goes to one of its own now."""
+        self.uses[model].kills += 1
+        is_moved = bool(self._room.apart) and self.uses[model].kills == KILLS
+        self.is_apart_needed |= is_moved
+        return is_moved
+
+    def copies_for(self, model: Model) -> Sequence[int]:
+        """The copies that it may be loaded in."""
+        return self._room.apart if self._room.apart and self.uses[model].kills >= KILLS else self._room.shared
 
     def resized(self, model: Model, size: int) -> None:
         """A model that is loaded takes another number of bytes now."""
         held = self._held.get(model)
         if held is not None and not held.loading:
-            self._bytes[held.copy] += size - held.bytes
+            self._room.add(held.copy, size - held.bytes, 0)
             held.bytes = self.uses[model].bytes = size
 
     def put_first(self, model: Model) -> None:
@@ -214,7 +242,10 @@ class Residency(Generic[T]):
         too_large, self._too_large = [model for model in self._too_large if model in self._held], []
         steps: list[Step] = [*map(self._unload, too_large)]
         steps += map(self._unload, self._too_much())
-        self.draining, self._lacks_room, self.is_blocked = None, False, False
+        self.draining, self._due, self._lacks_room, self.is_blocked = None, None, False, False
+        for model in self._arrived:
+            self.put_first(model)
+        self._arrived.clear()
         for model, entries in self._absent.items():
             if model in self._loading:
                 continue
@@ -226,30 +257,45 @@ class Residency(Generic[T]):
                     steps.append(Admit(model, held.copy))
             elif (found := self._room_for(model, entries, now)) is not None:
                 copy, victims = found
-                steps += [*map(self._unload, victims), Load(model, copy)]
+                steps += [*map(self._unload, victims), LoadNow(model, copy)]
                 self._hold(model, copy)
-            else:
+            elif self._lacks_room or self.copies_for(model) is self._room.shared:
                 self.is_blocked = True
                 break
+        return steps if self.is_blocked else [*steps, *self._ahead()]
+
+    def _ahead(self) -> list[Step]:
+        """Models that are expected are loaded where nothing has to go for them."""
+        steps: list[Step] = []
+        for model in list(self._expected):
+            use = self.uses[model]
+            if model in self._held or use.crowded or use.failed:
+                del self._expected[model]
+                continue
+            for copy in self._free_copies(model):
+                if self._victims(model, copy) == []:
+                    steps.append(LoadNow(model, copy))
+                    self._hold(model, copy)
+                    break
         return steps
 
     def next_time(self) -> float | None:
         """When decide() should be asked again, if nothing happens before."""
-        first = next(iter(self._absent.values()), None) if self._lacks_room else None
-        return first[0].arrived + PATIENCE if first and self._closing is None and not self._loading else None
+        return self._due if self._closing is None and not self._loading else None
 
     def _too_much(self) -> list[Model]:
         """What goes because others turned out larger than was guessed."""
-        if self.budget.bytes is None:
-            return []
-        used = self._bytes if self.budget.of_each else [sum(self._bytes)]
-        over = [each - self.budget.bytes for each in used]
         victims: list[Model] = []
-        for model, held in self._held.items() if max(over) > 0 else ():
-            at = held.copy if self.budget.of_each else 0
-            if over[at] > 0 and self._is_idle(model, held):
-                victims.append(model)
-                over[at] -= held.bytes
+        least, left = int(self.budget.is_soft), list(self._room.models)
+        for where, over in self._room.over().items():
+            for model, held in self._held.items():
+                if over <= 0:
+                    break
+                is_there = self._room.are_together(where, held.copy)
+                if is_there and left[held.copy] > least and self._is_idle(model, held):
+                    victims.append(model)
+                    over -= held.bytes
+                    left[held.copy] -= 1
         return victims
 
     def _is_idle(self, model: Model, held: _Held) -> bool:
@@ -275,10 +321,10 @@ class Residency(Generic[T]):
         loading = list(self._loading.values())
         free = [
             copy
-            for copy, ready in enumerate(self._ready)
-            if ready and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
+            for copy in self.copies_for(model)
+            if self._ready[copy] and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
-        free.sort(key=lambda copy: (self._bytes[copy], self._models[copy]))  # many are too small to be measured
+        free.sort(key=lambda copy: (self._room.bytes[copy], self._room.models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]
             return []
@@ -286,13 +332,15 @@ class Residency(Generic[T]):
 
     def _victims(self, model: Model, copy: int) -> list[Model] | None:
         """What has to go for it; None if not enough can."""
-        free, room = self._room(copy), self.uses.guess(model)
+        if self.uses[model].crowded:
+            others = {other: held for other, held in self._held.items() if self._can_help(held, copy, slots=1)}
+            return list(others) if all(self._is_idle(*other) for other in others.items()) else None
+        free, room = self._room.left(copy), self.uses.guess(model)
         victims: list[Model] = []
         candidates = iter(self._held.items())
         while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):
             for victim, held in candidates:
-                matters = held.copy == copy or (free[1] >= 1 and not self.budget.of_each)
-                if matters and self._is_idle(victim, held):
+                if self._can_help(held, copy, free[1]) and self._is_idle(victim, held):
                     break
             else:
                 return None
@@ -300,23 +348,19 @@ class Residency(Generic[T]):
             free = free[0] + held.bytes, free[1] + (held.copy == copy)
         return victims
 
-    def _room(self, copy: int) -> tuple[float, float]:
-        """The bytes and the models that a copy may still take."""
-        used = self._bytes[copy] if self.budget.of_each else sum(self._bytes)
-        limit, most = self.budget.bytes, self.budget.models
-        return (
-            float("inf") if limit is None else limit - used,
-            float("inf") if most is None else most - self._models[copy],
-        )
+    def _can_help(self, held: _Held, copy: int, slots: float) -> bool:
+        """Whether it helps a copy that may take so many more models if this one goes."""
+        return held.copy == copy or (slots >= 1 and self._room.are_together(held.copy, copy))
 
     def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
-        anywhere = self._room(copy)[1] >= 1 and not self.budget.of_each
-        if self._closing is None and (not entries or now >= entries[0].arrived + PATIENCE):
-            for model, held in self._held.items():
-                if not held.loading and (anywhere or held.copy == copy):
-                    held.closing, self._closing = True, model
-                    return
+        due, slots = entries[0].arrived + PATIENCE if entries else now, self._room.left(copy)[1]
+        if now < due:
+            self._due = due
+        for model, held in self._held.items() if now >= due and self._closing is None else ():
+            if not held.loading and self._can_help(held, copy, slots):
+                held.closing, self._closing = True, model
+                return
 
     def _reopen(self, model: Model) -> None:
         self._held[model].closing, self._held[model].admitting = False, True
@@ -329,17 +373,15 @@ class Residency(Generic[T]):
             self._held[other].beside = True
         self._held[model] = _Held(copy, self.uses.guess(model), beside=bool(others) or self._doing.is_running(copy))
         self._loading[model] = copy
-        self._bytes[copy] += self._held[model].bytes
-        self._models[copy] += 1
+        self._room.add(copy, self._held[model].bytes, 1)
 
-    def _unload(self, model: Model) -> Unload:
+    def _unload(self, model: Model) -> UnloadNow:
         self.uses.count(model, unloads=1)
-        return Unload(model, self._drop(model))
+        return UnloadNow(model, self._drop(model))
 
     def _drop(self, model: Model) -> int:
         held = self._held.pop(model)
-        self._bytes[held.copy] -= held.bytes
-        self._models[held.copy] -= 1
+        self._room.add(held.copy, -held.bytes, -1)
         self._loading.pop(model, None)
         if self._closing == model:
             self._closing = None

@@ -20,27 +20,28 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from penstock.answers import Together, pick
 from penstock.blocks import Block, gather
-from penstock.errors import NotShippableError
+from penstock.errors import ModelLostError, NotShippableError
 from penstock.failures import LOADING, Failure
 from penstock.models.freed_memory import FreedMemory
 from penstock.models.messages import (
     Bring,
     Calling,
     Freed,
+    HostReady,
     Leaks,
     Load,
     Loaded,
     LoadFailed,
+    ModelLost,
+    ModelResized,
     Payload,
     Raised,
     Ran,
-    Ready,
-    Resized,
-    Run,
+    RunRows,
     Unload,
 )
 from penstock.models.outcome import Outcome
@@ -79,6 +80,9 @@ class Served(Protocol):
     ) -> Outcome:
         """The answers to a batch; calling() before each call of the model. Unless it is final, rows that do not fit alone
         are left for a fresh process. The model may change the batch; read_again() gives it as it was."""
+
+    def is_out_of_memory(self, model: str, error: BaseException) -> bool:
+        """Whether the last load of one of many models, which has raised this, failed for the lack of memory."""
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
         """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
@@ -129,12 +133,14 @@ class _Server:
     def __init__(self, channel: Channel, concurrent: int, timed: bool) -> None:
         self._channel = channel
         self._timed = timed
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # the channel's other end reads whole messages: one thread writes at a time
         self._concurrent = concurrent
+        # From the listening thread to those that run batches, and to those that load. Nothing is taken back: a batch that
+        # nobody wants any more is run, and its answers are dropped by the broker.
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[str] = queue.SimpleQueue()  # models
         self._memory = FreedMemory()
-        self._entries: dict[int, _Entry | BaseException] = {}
+        self._entries: dict[int, _Entry | BaseException] = {}  # the listening thread's own: no lock
         self._step = ""
         self._segments = Segments()
         self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
@@ -144,14 +150,17 @@ class _Server:
         try:
             served: Served = load_pickle(program)
             self._step = served.step
-            served.open(lambda model, size: self._send(Resized(model, size)))
-            loaded = Ready(served.device_bytes) if served.many else Loaded(*served.load(None))
+            served.open(lambda model, size: self._send(ModelResized(model, size)))
+            loaded = HostReady(served.device_bytes) if served.many else Loaded(*served.load(None))
+        except ModelLostError as exc:
+            self._end(exc)
         except BaseException as exc:
             self._send(LoadFailed(ErrorReport.of(exc)))
             return
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         self._send(loaded)
+        # Daemons all: this process ends by os._exit() when the broker is gone, whatever they are in.
         threading.Thread(target=self._listen, args=[served], daemon=True).start()
         for _ in range(LOADS_AT_ONCE if served.many else 0):
             threading.Thread(target=self._load_models, args=[served], daemon=True).start()
@@ -195,7 +204,8 @@ class _Server:
         try:
             return Loaded(*served.load(model), model)
         except BaseException as exc:  # SystemExit too: it is the handler's error
-            return LoadFailed(ErrorReport.of(exc), model, Failure.of(exc.__cause__ or exc, served.step, kind=LOADING))
+            failure = Failure.of(exc.__cause__ or exc, served.step, kind=LOADING)
+            return LoadFailed(ErrorReport.of(exc), model, failure, served.is_out_of_memory(model, exc))
 
     def _unload(self, served: Served, model: str) -> None:
         served.unload(model)
@@ -223,6 +233,8 @@ class _Server:
                     raise
                 bare = mended
                 packed = _packed_by_reader(mended, job, served.step)
+        except ModelLostError as exc:
+            self._end(exc)
         except BaseException as exc:  # SystemExit too: it is the handler's error
             self._send(Raised(job.batch, ErrorReport.of(exc)))
             return
@@ -254,7 +266,7 @@ class _Server:
                 elif isinstance(message, Unload):
                     self._unload(served, message.model)
                 else:
-                    assert isinstance(message, Run)
+                    assert isinstance(message, RunRows)
                     self._jobs.put(self._job(message, fds))
         except (EOFError, OSError):
             os._exit(1)  # the broker is gone, and so is the reason to be here
@@ -262,7 +274,7 @@ class _Server:
             traceback.print_exc()
             os._exit(1)
 
-    def _job(self, message: Run, fds: list[int]) -> _Job | Raised:
+    def _job(self, message: RunRows, fds: list[int]) -> _Job | Raised:
         try:
             self._unpack(message.new, fds)
             pieces = [(self._entry(number), start, stop) for number, start, stop in message.pieces]
@@ -300,6 +312,13 @@ class _Server:
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(message, fds)
 
+    def _end(self, error: ModelLostError) -> NoReturn:
+        """Without a model this process is of no use: what it held is the broker's to run again."""
+        with self._sending:  # for good: nothing is sent in part
+            with contextlib.suppress(OSError):
+                self._channel.send(ModelLost(safe_str(error)))
+            os._exit(1)
+
 
 def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], outcome: Outcome) -> Ran:
     return Ran(
@@ -314,6 +333,7 @@ def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], out
         list(outcome.again),
         outcome.device_seconds,
         outcome.stale,
+        outcome.counts,
     )
 
 

@@ -162,7 +162,7 @@ class _Walk:
     def _tensor(self, tensor: Any) -> Iterable[Any]:
         with contextlib.suppress(Exception):  # a sparse one has no storage; nor has one that is made of others
             storage = tensor.untyped_storage()
-            if tensor.device.type != "meta":
+            if tensor.device.type != "meta" and type(tensor).__name__ != "FakeTensor":  # of exported programs: shapes alone
                 self._add_once(str(tensor.device), storage.data_ptr(), storage.nbytes())
         return gc.get_referents(tensor)
 

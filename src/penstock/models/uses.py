@@ -10,6 +10,8 @@ from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.observe.metrics import ModelUse
 from penstock.rows import safe_str
 
+OF_STEP = "/of "  # names of models begin so that have none from a key
+KILLS = 2  # of processes that others shared, after which a model has one of its own
 ATTEMPTS = 3  # to load a model, before its rows fail
 
 Model: TypeAlias = Hashable
@@ -20,6 +22,8 @@ class Use(ModelUse):
     """What a model has cost so far, and what is known of its loads."""
 
     failed: int = 0  # attempts to load it, one after the other
+    kills: int = 0  # of its process, that others may have been in
+    crowded: bool = False  # there was no memory for it beside others: it is loaded when these are gone
     alone: bool = False  # a process died while it loaded, or its size is in doubt: next time nothing runs beside it
 
 
@@ -93,7 +97,17 @@ def not_loaded(step: str, model: Model, why: BaseException) -> PenstockError:
 
 
 def of_key(model: Model) -> str:
-    return f"the model of key {model!r}"
+    """A model, for people: of a key; or of a step, where models of several steps share a place (OF_STEP)."""
+    kind, name = step_of(model)
+    return f"the model of {kind} {name!r}" if kind else f"the model of key {model!r}"
+
+
+def step_of(model: Model) -> tuple[str, str]:
+    """("step", its name) or ("model", its identifier), of a model at a place for several steps; else ("", its name)."""
+    if not str(model).startswith(OF_STEP):
+        return "", str(model)
+    kind, _, name = str(model).removeprefix(OF_STEP).partition(" ")
+    return kind, name
 
 
 def bytes_told(size: int) -> str:

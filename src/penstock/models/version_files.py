@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.models.rendezvous import make_private, name_of
+from penstock.models.host_address import make_private, name_of
 from penstock.models.versions import KEPT, Trial, Version, Wanted, wanted_of
 
 

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 RECENT = 60.0  # seconds whose rows tell how fast a stage is now
 NOTE_EVERY = 1.0  # seconds
+ALMOST = 0.95  # of a split, the most that counts of it before it is done
+
+
+def share_done(splits: int, done: int, rows: int, at_work: Collection[int]) -> float | None:
+    """The share of a stage's work that is done: of so many splits these, with these rows together. Those at work count in
+    part, by the rows that each has done, as if they were as long as the others. None if there is nothing to do."""
+    if not splits:
+        return None
+    usual = rows / done if done else 0.0
+    parts = sum(min(each / usual, ALMOST) for each in at_work) if usual else 0.0
+    return min(1.0, (done + parts) / splits)
 
 
 class Pace:

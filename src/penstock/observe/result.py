@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.display import Displayed, Look, as_text
 from penstock.errors import UsageError
 from penstock.observe.metrics import Metrics
 
@@ -58,8 +59,8 @@ class StepCount:
         return cls(rows_in, rows_out, rows_failed, {(name, message): rows for name, message, rows in errors}, kinds, *tags)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Displayed):
     """A run that succeeded: how many rows went where, how long it took, and what was measured on the way."""
 
     run: str
@@ -79,3 +80,16 @@ class RunResult:
         if step not in self.counts:
             raise UsageError(f"there is no step {step!r}; the steps are {', '.join(map(repr, self.counts))}")
         return self.counts[step].rows_out
+
+    def __repr__(self) -> str:
+        return as_text(self._safe_look())
+
+    def _look(self) -> Look:
+        rows = sum(count.rows_out for count in self.counts.values() if not count.rows_in)
+        line = f"RunResult: {rows:,} rows in {self.seconds:.1f} s"
+        if self.outputs:
+            line += f" -> {', '.join(self.outputs)}"
+        has_failed = any(count.rows_failed for count in self.counts.values())
+        columns = ("step", "rows in", "rows out", *(["failed"] if has_failed else []))
+        table = [(step, c.rows_in, c.rows_out, c.rows_failed)[: len(columns)] for step, c in self.counts.items()]
+        return Look(line, columns, table)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from penstock.display import Displayed, Look
 from penstock.errors import GraphError
 from penstock.pipeline.hints import NO_HINTS, ResourceHints, resource_hints
 from penstock.pipeline.traits import STEP, Traits
@@ -20,10 +21,11 @@ OutT = TypeVar("OutT", covariant=True)
 SelfT = TypeVar("SelfT", bound="PTransform[Any, Any]")
 
 MAIN = ""  # the tag of a step's main output
+FAILURES = "(failures)"  # that of the rows it failed for, beside those that the user names
 NOT_OF_ROWS = frozenset({"label", "hints", "function_name", "handling", "retry", "tags"})
 
 
-class PTransform(Generic[InT, OutT]):
+class PTransform(Displayed, Generic[InT, OutT]):
     """A step, or a composite of steps: override expand() to build one out of others.
 
     Applying a transform to a collection (`rows | transform`) calls expand() once, while the pipeline is built, in the
@@ -49,6 +51,9 @@ class PTransform(Generic[InT, OutT]):
     def default_label(self) -> str:
         """The step's name where the user gives none. It need not be unique."""
         return type(self).__name__
+
+    def _look(self) -> Look:
+        return Look(self.default_label() if self.label is None else f"{self.label!r} >> {self.default_label()}")
 
     def with_resource_hints(
         self: SelfT,
@@ -100,7 +105,7 @@ class Node:
         return self.transform.traits()
 
 
-class PCollection(Generic[T]):
+class PCollection(Displayed, Generic[T]):
     """What a step gives: rows in order, not computed until a run needs them."""
 
     def __init__(self, pipeline: Pipeline, producer: Node, tag: str = MAIN) -> None:
@@ -119,11 +124,12 @@ class PCollection(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         raise GraphError(f"{self!r} has no rows until it has run: use .collect(), or | ps.Map(f) to work on each row")
 
-    def __repr__(self) -> str:
-        return f"<PCollection {self.producer.label}{'.' + self.tag if self.tag else ''}>"
+    def _look(self) -> Look:
+        line = f"<PCollection {self.producer.label}{'.' + self.tag if self.tag else ''}>"
+        return Look(line, text="not computed until a run needs it: .collect() runs what it needs and gives its rows")
 
 
-class Outputs(Generic[T]):
+class Outputs(Displayed, Generic[T]):
     """The tagged outputs of one step: `outs.tag`, `outs["tag"]`, or unpacked in the order they were named. Outputs whose
     names are numbers, those of a Partition, can be had by them: `outs[0]`."""
 
@@ -142,6 +148,10 @@ class Outputs(Generic[T]):
         if tag.startswith("__"):
             raise AttributeError(tag)
         return self[tag]
+
+    def _look(self) -> Look:
+        names = [(tag, self._by_tag[tag].producer.label) for tag in self._order]
+        return Look(f"<{type(self).__name__} {', '.join(self._order)}>", ("output", "of step"), names)
 
     def __iter__(self) -> Iterator[PCollection[T]]:
         return (self._by_tag[tag] for tag in self._order)
@@ -163,6 +173,7 @@ def add_step(
 ) -> Node:
     """Add a primitive step with one input."""
     if not isinstance(pcoll, PCollection):
+        _refuse_handled(pcoll)
         raise GraphError(
             f"{type(transform).__name__} needs one PCollection on its left, not {type(pcoll).__name__}: "
             "start with pipeline | ps.Create(rows) or a ps.ReadFrom... transform; put several together with ps.Flatten()"
@@ -189,6 +200,7 @@ def _pipeline_of(transform: PTransform[Any, Any], left: Any) -> Pipeline:
         return left
     collections = _collections_in(left)
     if not collections:
+        _refuse_handled(left)
         raise GraphError(
             f"{_describe(left)} on the left of | {type(transform).__name__}: expected a Pipeline or a PCollection; "
             "rows in memory become one with pipeline | ps.Create(rows)"
@@ -198,6 +210,16 @@ def _pipeline_of(transform: PTransform[Any, Any], left: Any) -> Pipeline:
         if other.pipeline is not pipeline:
             raise GraphError(f"{collections[0]!r} and {other!r} belong to different pipelines: build both in one Pipeline")
     return pipeline
+
+
+def _refuse_handled(left: Any) -> None:
+    """GraphError for what with_exception_handling() gives, where one collection is expected."""
+    second = left[1] if isinstance(left, tuple) and len(left) == 2 else None
+    if isinstance(second, Outputs) or getattr(second, "tag", None) == FAILURES:
+        raise GraphError(
+            "a step with_exception_handling() gives two things, what it made and the rows that it failed for: "
+            "good, failures = rows | ...; then good | ..."
+        )
 
 
 def _collections_in(left: Any) -> list[PCollection[Any]]:

@@ -8,15 +8,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
-from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, add_step
+from penstock.pipeline.graph import FAILURES, MAIN, Node, PCollection, PTransform, add_step
 from penstock.pipeline.traits import Traits
 from penstock.retry import Retry
 
 InT = TypeVar("InT", contravariant=True)
 OutT = TypeVar("OutT", covariant=True)
 RetryableT = TypeVar("RetryableT", bound="Retryable[Any, Any]")
-
-FAILURES = "(failures)"  # the output of a step, beside those that the user names
 
 
 class Retryable(PTransform[InT, OutT]):

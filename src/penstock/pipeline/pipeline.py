@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from penstock.errors import GraphError, UsageError
+from penstock.display import Displayed, Look
+from penstock.errors import GraphError, RowError, UsageError
 from penstock.options import RunOptions
+from penstock.pipeline.beam_options import PipelineOptions
 from penstock.pipeline.graph import MAIN, Node, PCollection, PTransform, apply
 from penstock.pipeline.hints import NO_HINTS, ResourceHints
 from penstock.pipeline.unused import has_sink, is_used
+from penstock.rows import cut_own_frames
 
 if TYPE_CHECKING:
     from penstock.observe.progress import StageProgress
@@ -44,10 +47,10 @@ class RunHandle(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """What runs a graph. The default is the local engine; any object with these two methods will do."""
+    """What runs a graph. The default is the local engine; any object with these two methods works."""
 
     def start(self, graph: Graph, options: RunOptions) -> RunHandle:
-        """Check what can be checked beforehand, and return the run. What it writes appears by the end of its wait()."""
+        """Check what can be checked in advance, and return the run. What it writes appears by the end of its wait()."""
         ...
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
@@ -94,19 +97,25 @@ engine_override: contextvars.ContextVar[Callable[[Engine, RunOptions], tuple[Eng
 engine_override = contextvars.ContextVar("penstock_engine_override", default=None)
 
 
-class Pipeline:
+class Pipeline(Displayed):
     """A graph of transforms. Run it with run(), with pcoll.collect(), or by leaving its `with` block.
 
-    `options` are those of RunOptions: workers, threads_per_worker, bundle_attempts, progress ...
+    `settings` are those of RunOptions: workers, threads_per_worker, bundle_attempts, progress ...
     """
 
-    def __init__(self, engine: str | Engine = "local", **options: Any) -> None:
-        self.options = RunOptions.of(options)
+    def __init__(self, engine: str | Engine = "local", *, options: PipelineOptions | None = None, **settings: Any) -> None:
+        """settings: the options of the run; they come before `options`, those of a pipeline written for Beam."""
+        if options is not None and not isinstance(options, PipelineOptions):
+            raise UsageError(f"Pipeline(options={options!r}): expected ps.PipelineOptions(...); others by name, workers=2")
+        self.options = RunOptions.of(({} if options is None else options.run_options()) | settings)
         self._engine = engine
         self._nodes: list[Node] = []
         self._labels: Counter[str] = Counter()
         self._scope: list[tuple[str, ResourceHints]] = []
         self._collected: set[PCollection[Any]] = set()
+        self._windows: dict[str, PCollection[Any]] = {}  # what a WindowInto of this name was applied to
+        self._ran: set[Node] = set()  # steps of runs that were started
+        self._replaced: set[Node] = set()  # of them, sinks in whose place a later step writes
         self._mark = object()  # by which warnings of pipelines that were never run know it
         self.has_run = False
         self.result: RunResult | None = None
@@ -126,11 +135,11 @@ class Pipeline:
     ) -> None:
         is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
-            self.result = self._start(self._graph_for(pending)).wait()
+            self.result = _waited(self._start(self._graph_for(pending)))
 
     def run(self) -> RunResult:
         """Run the whole pipeline; raise when it fails. Returns counts and metrics, also kept in `self.result`."""
-        self.result = self.start().wait()
+        self.result = _waited(self.start())
         return self.result
 
     def start(self) -> RunHandle:
@@ -141,7 +150,7 @@ class Pipeline:
         """Run what `pcoll` needs and return its rows, in order."""
         self._collected.add(pcoll)
         run = self._start(self._graph_for([pcoll.producer], [pcoll]))
-        self.result = run.wait()
+        self.result = _waited(run)
         return run.rows.get(pcoll, [])
 
     def explain(self) -> str:
@@ -187,9 +196,37 @@ class Pipeline:
         node.outputs = {tag: PCollection(self, node, tag) for tag in tags}
         node.metadata = metadata
         self._nodes.append(node)
-        if not tags and not self.has_run:
-            has_sink(self._mark, label)
+        if not tags:
+            self._add_sink(node)
         return node
+
+    def _add_sink(self, node: Node) -> None:
+        """A step that writes where another wrote in an earlier run takes its place: a notebook cell was run again."""
+        if not self.has_run:
+            has_sink(self._mark, node.label)
+        self._replaced |= {old for old in self._ran if _write_to_one_place(old, node)}
+
+    def put_into_windows(self, pcoll: PCollection[Any]) -> None:
+        """Called by WindowInto, which gives the rows as they are; a run finds out whether that will do."""
+        self._windows[self._scope[-1][0]] = pcoll
+
+    def _check_windows(self) -> None:
+        """UsageError if windows would mean something: they do not in front of a model that changes, and where its versions
+        come from."""
+        refreshed = [node for node in self._nodes if node.metadata is not None]
+        above = self._graph_for([*refreshed, *(node.metadata.producer for node in refreshed if node.metadata is not None)])
+        made = {pcoll for node in above.nodes for pcoll in node.outputs.values()}
+        if wrong := [label for label, pcoll in self._windows.items() if pcoll not in made]:
+            raise UsageError(
+                f"step {wrong[0]!r}: Penstock has no windows, because its inputs have an end; leave WindowInto out. It is "
+                "only accepted, and does nothing, in front of RunInference(model_metadata_pcoll=...) and on that branch"
+            )
+
+    def _look(self) -> Look:
+        """The steps, and what they are applied to."""
+        ran = "not run yet" if self.result is None else f"last run: {self.result!r}".partition("\n")[0]
+        rows = [(node.label, ", ".join(pcoll.producer.label for pcoll in node.inputs)) for node in self._nodes]
+        return Look(f"<Pipeline of {len(rows)} step{'' if len(rows) == 1 else 's'}; {ran}>", ("step", "reads"), rows)
 
     def _unique(self, label: str) -> str:
         self._labels[label] += 1
@@ -202,7 +239,8 @@ class Pipeline:
         """The steps that nothing follows; what only leads to the versions of a model is none of them."""
         consumed = {pcoll for node in self._nodes for pcoll in node.inputs}
         consumed |= {node.metadata for node in self._nodes if node.metadata is not None}
-        return [n for n in self._nodes if not any(p in consumed for p in n.outputs.values())]
+        nodes = [node for node in self._nodes if node not in self._replaced]
+        return [n for n in nodes if not any(p in consumed for p in n.outputs.values())]
 
     def _not_collected(self) -> list[Node]:
         return [n for n in self._leaves() if not any(p in self._collected for p in n.outputs.values())]
@@ -224,11 +262,29 @@ class Pipeline:
         if not graph.nodes:
             raise GraphError("the pipeline has no steps; start with pipeline | ps.Create(rows)")
         is_used(self._mark)
+        self._check_windows()
         engine, options = self._resolve()
         self.has_run = True
+        self._ran.update(graph.nodes)
         return engine.start(graph, options)
 
     def _resolve(self) -> tuple[Engine, RunOptions]:
         engine = engine_named(self._engine) if isinstance(self._engine, str) else self._engine
         override = engine_override.get()
         return override(engine, self.options) if override else (engine, self.options)
+
+
+def _waited(run: RunHandle) -> RunResult:
+    """Wait for a run. The traceback of an error in the user's own code shows that code, and where it was run from."""
+    try:
+        return run.wait()
+    except RowError as exc:
+        cut_own_frames(exc)
+        raise exc.with_traceback(None) from exc.__cause__
+
+
+def _write_to_one_place(old: Node, new: Node) -> bool:
+    one, other = old.traits.sink, new.traits.sink
+    if one is None or other is None or type(one) is not type(other):
+        return False
+    return one.describe() == other.describe() != type(one).__name__  # that is what a sink says which names no place

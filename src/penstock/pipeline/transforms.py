@@ -22,6 +22,8 @@ U = TypeVar("U")
 InT = TypeVar("InT", contravariant=True)
 OutT = TypeVar("OutT", covariant=True)
 
+BATCH_ROWS = 64  # of BatchElements, where nothing else is said
+
 RowOutputs: TypeAlias = Callable[[Any], list[tuple[str, Any]]]  # what one row becomes
 
 
@@ -296,7 +298,7 @@ class Partition(PTransform[PCollection[T], Outputs[T]]):
 
 
 class Reshuffle(PTransform[PCollection[T], PCollection[T]]):
-    """A stage boundary: what comes before is finished, split by split, and shared out anew. The rows stay in order."""
+    """A stage boundary: splits that are done before it are redistributed among the workers. The rows stay in order."""
 
     def traits(self) -> Traits:
         return Traits(cuts=True, takes="either")
@@ -316,19 +318,23 @@ class _Batching(PTransform[InT, OutT]):
 
 
 class BatchElements(_Batching[PCollection[T], PCollection[list[T]]]):
-    """Lists of rows: at most `max_batch_size` rows, and at most `max_batch_weight` by `element_size_fn`.
+    """Lists of rows: at most `max_batch_size` rows (64), and at most `max_batch_weight` by `element_size_fn`.
 
-    Batches are made inside a split, in order. A row that alone is over the weight makes a batch of its own.
+    Batches are made inside a split, in order, as large as they may be: only the last of a split, and those that the weight
+    cuts, have fewer than `min_batch_size` rows. A row that alone is over the weight makes a batch of its own.
     """
 
     def __init__(
         self,
+        min_batch_size: int = 1,
+        max_batch_size: int | None = None,
         *,
-        max_batch_size: int = 64,
         max_batch_weight: int | None = None,
         element_size_fn: Callable[[T], int] | None = None,
     ) -> None:
-        self.limits = BatchLimits(max_size=max_batch_size, max_weight=max_batch_weight, weigh=element_size_fn)
+        least = BatchLimits(min_size=min_batch_size).min_size
+        most = max(BATCH_ROWS, least) if max_batch_size is None else max_batch_size
+        self.limits = BatchLimits(min_size=least, max_size=most, max_weight=max_batch_weight, weigh=element_size_fn)
 
     def traits(self) -> Traits:
         return Traits(batch=self.limits.max_size)

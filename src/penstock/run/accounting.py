@@ -56,8 +56,8 @@ def check_published(label: str, sink: Sink[Any], parts: Sequence[Mapping[str, An
         raise AccountingError(f"sink {label!r}: {len(paths)} parts have {len(set(paths))} names; {REPORT}")
     if parts and (gone := sink.missing(parts)):
         raise OutputError(
-            f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are not there, such as {gone[0]}; was "
-            "something else at work there? leave the place alone and run again"
+            f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are missing, such as {gone[0]}; did "
+            "something else remove them? leave the output alone and run again"
         )
 
 

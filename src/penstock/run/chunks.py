@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock.errors import NotShippableError
 from penstock.failures import Failure
 from penstock.rows import shorten
 from penstock.run.fleet import Work
+from penstock.run.locality import ANYWHERE, Locality
 from penstock.steps.stage import Outlet
 from penstock.transport.channel import INLINE_BYTES, anonymous_file, read_all, write_all
 from penstock.transport.packing import length, pack, unpack, why_not_packed
@@ -39,6 +40,7 @@ class Chunk:
     data: bytes | None = None
     file: AnonymousFile | int | None = None  # while it travels: the position of its descriptor in the message
     offset: int = 0
+    locality: Locality = ANYWHERE
 
     def read(self) -> Iterator[Block]:
         """The blocks, copied out."""
@@ -60,6 +62,7 @@ class KeptRows:
 
     packs = False
     size = 0  # nothing was copied
+    locality = ANYWHERE
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
@@ -131,11 +134,14 @@ class PackedShipment:
 
     packs = True
 
-    def __init__(self, step: str, cutter: Cutter) -> None:
+    def __init__(self, step: str, cutter: Cutter, models_of: Callable[[Block], Iterable[int]] | None = None) -> None:
+        """models_of: gives the numbers of the models that rows are for, where that matters."""
         self.chunks: list[Chunk] = []
         self.files: list[AnonymousFile] = []  # one in memory, and when that is full one on disk
         self._step = step
         self._cutter = cutter
+        self._models_of = models_of
+        self._models: set[int] = set()  # of the chunk that is being filled
         self._packed: list[Any] = []
         self._rows = 0
         self._at = 0
@@ -144,18 +150,18 @@ class PackedShipment:
         """All of the block, or nothing and an error. A failed row that cannot be packed goes as text."""
         cutter = copy.copy(self._cutter)
         try:
-            pieces = [
-                (pack(piece, self._step, checked=True), row_count(piece), full) for piece, full in self._cutter.cut(block)
-            ]
+            pieces = [(pack(piece, self._step, checked=True), piece, full) for piece, full in self._cutter.cut(block)]
         except NotShippableError:
             self._cutter = cutter
             if (told := _with_rows_as_text(block)) is None:
                 raise
             self.add(told)
             return
-        for packed, rows, full in pieces:
+        for packed, piece, full in pieces:
             self._packed.extend(packed)
-            self._rows += rows
+            self._rows += row_count(piece)
+            if self._models_of is not None:
+                self._models.update(self._models_of(piece))
             if full:
                 self._close_chunk()
 
@@ -164,7 +170,7 @@ class PackedShipment:
         if len(self.chunks) == 0 and sum(map(length, self._packed)) <= INLINE_BYTES // 2:
             if self._rows:
                 data = b"".join(self._packed)
-                self.chunks.append(Chunk(self._rows, len(data), data=data))
+                self.chunks.append(Chunk(self._rows, len(data), data=data, locality=self._locality()))
         elif self._rows:
             self._close_chunk()
         return self.chunks
@@ -179,10 +185,15 @@ class PackedShipment:
             self.files.append(AnonymousFile(anonymous_file(on_disk=bool(self.files))))
             self._at = 0
         file = self.files[-1].shared()
-        self.chunks.append(Chunk(self._rows, 0, file=file, offset=self._at))  # before it is written: discard() must see it
+        # Before it is written: discard() must see it.
+        self.chunks.append(Chunk(self._rows, 0, file=file, offset=self._at, locality=self._locality()))
         self.chunks[-1].size = write_all(file.fd, self._packed, self._at)
         self._at += self.chunks[-1].size
         self._packed, self._rows = [], 0
+
+    def _locality(self) -> Locality:
+        models, self._models = frozenset(self._models), set()
+        return Locality(models=models) if models else ANYWHERE
 
 
 def packed(work: Work, outlet: Outlet) -> PackedShipment:

@@ -4,7 +4,7 @@
            |                                             thread: split -> steps -> writers, aside (execute.py)
     +------v-------+   Assign, Start, Stop   +--------+        |
     |  Scheduler   |------------------------>| fleet  |  Work  v
-    |   (pure)     |<---- done / failed / ---| wait() |<------- Done(counts, parts, payloads) | Failed | Died | Progress
+    |   (pure)     |<---- done / failed / ---| wait() |<------- Done(counts, parts, payloads) | Failed | Died, ...
     +--------------+         died            +--------+
            ^                                     |
            |  payloads for the next stage -------+--- payloads for collect() --> rows, in the order of their keys
@@ -30,12 +30,14 @@ from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, PenstockError, StoppedError, WorkerDiedError
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
-from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Payload, Progress, Ready, Work
+from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Lost, Payload, Ready, Resized, Work, WorkerProgress
+from penstock.run.losses import Losses, key_of
 from penstock.run.outcomes import SplitResult, Tally
-from penstock.run.outputs import Outputs
+from penstock.run.outputs import RunOutputs
 from penstock.run.schedule import Assign, StartWorker, StopWorker, Task
 from penstock.run.setup import Setup
 from penstock.run.thresholds import Thresholds
+from penstock.run.throttling import Throttling
 from penstock.steps.stage import Outlet
 from penstock.transport.packing import dump_rows
 
@@ -49,7 +51,13 @@ class Coordinator:
     """
 
     def __init__(
-        self, setup: Setup, fleet: Fleet, outputs: Outputs, tally: Tally, watch: Callable[[], None] | None = None
+        self,
+        setup: Setup,
+        fleet: Fleet,
+        outputs: RunOutputs,
+        tally: Tally,
+        watch: Callable[[], None] | None = None,
+        throttling: Throttling | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.tally = tally
@@ -62,6 +70,8 @@ class Coordinator:
         self._outputs = outputs
         self._watch = watch
         self._thresholds = Thresholds(self._plan)
+        self._throttling = throttling or Throttling()
+        self._losses = Losses(self._scheduler)
         self._stopped = False
 
     def run(self) -> None:
@@ -89,7 +99,9 @@ class Coordinator:
 
     def _step(self) -> bool:
         """Hand out work, and commit what is complete. Whether all is done."""
-        for command in [] if self._stopped else self._scheduler.decide(time.monotonic()):
+        now = time.monotonic()
+        self._scheduler.hold(self._throttling.pools(now))
+        for command in [] if self._stopped else self._scheduler.decide(now):
             self._carry_out(command)
         self._outputs.flush()
         if self._scheduler.finished:
@@ -150,16 +162,21 @@ class Coordinator:
 
     def _handle(self, worker: int, event: Event) -> None:
         if isinstance(event, Ready):
-            self._scheduler.worker_ready(worker)
-        elif isinstance(event, Progress):
+            self._scheduler.worker_ready(worker, event.place)
+        elif isinstance(event, WorkerProgress):
             self.tally.running_metrics.setdefault(worker, Metrics()).merge(event.metrics)
+            self._throttling.seen(event.metrics, time.monotonic())
             self.tally.running_rows.update(event.rows)
         elif isinstance(event, Done):
             self._done(worker, event)
         elif isinstance(event, Failed):
             self._failed(worker, event)
+        elif isinstance(event, Lost):
+            self._lost(worker, event)
         elif isinstance(event, Died):
             self._died(worker, event)
+        elif isinstance(event, Resized):
+            self._scheduler.resize(event.pool, event.workers)
         else:
             raise EngineError(f"unexpected message from a worker: {event!r} (a bug in Penstock)")
 
@@ -167,10 +184,14 @@ class Coordinator:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
         self._was_read(task)
+        if self._losses.made_again(task, done):
+            self._release(task)
+            return
         self.tally.stage_splits[task.stage] = self.tally.stage_splits.get(task.stage, 0) + 1
         metrics = self.tally.running_metrics.pop(worker, Metrics())
         metrics.merge(done.metrics)
         metrics.merge(done.result.metrics)
+        self._throttling.seen(done.metrics, time.monotonic())
         made = SplitResult(done.result.counts, metrics, {task.stage: done.result.rows_read}, 1)
         self.tally.add(made)
         self._thresholds.check(made.counts, self.tally.counts)
@@ -182,9 +203,10 @@ class Coordinator:
 
     def _receive(self, outlet: Outlet, task: Task, payloads: Sequence[Payload]) -> None:
         for number, payload in enumerate(payloads):
-            key = (*outlet.path, *task.key, number)
+            key = key_of(outlet, task, number)
             if outlet.kind == "stage":
-                self._scheduler.add(outlet.target, 0, key, payload, payload.size, task.origin)
+                where = {"origin": task.origin, "maker": task, "locality": payload.locality}
+                self._scheduler.add(outlet.target, 0, key, payload, payload.size, **where)
             else:
                 rows: list[Any] = []
                 for block in payload.read():
@@ -203,6 +225,14 @@ class Coordinator:
                 raise changed from error
             raise error
 
+    def _lost(self, worker: int, lost: Lost) -> None:
+        task = self._scheduler.task_lost(worker, lost.task)
+        self._forget(task)
+        if lost.was_input and self._payload_of(task) is not None:
+            self._losses.make_again(task)
+        else:
+            self._scheduler.again(task)
+
     def _died(self, worker: int, died: Died) -> None:
         self.tally.running_metrics.pop(worker, None)
         if self._scheduler.is_starting(worker):
@@ -213,19 +243,22 @@ class Coordinator:
         for task in [task for task in self.running.values() if not self._scheduler.is_running(task.id)]:
             self._forget(task)
         if fatal is not None:
-            raise self._death_of(fatal, died.how)
+            raise self._death_of(fatal, died)
 
-    def _death_of(self, task: Task, how: str) -> WorkerDiedError:
+    def _death_of(self, task: Task, died: Died) -> WorkerDiedError:
         stage = self._plan.stages[task.stage]
+        has_model = any(step.traits.model is not None for step in stage.steps())
         steps = ", ".join(step.label for step in stage.steps())
         where = "-".join(map(str, task.key))
         return WorkerDiedError(
-            f"a worker process died {task.troubles} times while it ran split {where} of stage {stage.index}, alone: {how}\n"
+            f"a worker process died {task.troubles} times while it ran split {where} of stage {stage.index}, alone: "
+            f"{died.how}\n"
             f"  the stage's steps: {steps}\n"
             "  look for a crash in native code or in load_model(), or a split that needs more memory than there is\n"
-            "  if a row does it: .with_exception_handling(use_subprocess=True) on the step, or timeout=60 instead, "
-            "runs the step in a process of its own, finds the row and sends it to the failures; large_model=True of a "
-            "handler finds it too, and the error names it"
+            f"{_short_of_memory(has_model) if 'SIGKILL' in died.how else ''}"
+            "  if a single row causes this, use .with_exception_handling(use_subprocess=True) on the step, or timeout=60 "
+            "instead: it runs the step in a process of its own, finds the row and sends it to the failures; large_model=True"
+            " of a handler finds it, too, and the error names it"
         )
 
     def _forget(self, task: Task) -> None:
@@ -239,3 +272,8 @@ class Coordinator:
     def _release(self, task: Task) -> None:
         if (payload := self._payload_of(task)) is not None:
             payload.release()
+
+
+def _short_of_memory(has_model: bool) -> str:
+    one_copy = ", or large_model=True on the model's handler: one copy of it for all workers" if has_model else ""
+    return f"  SIGKILL is how the system ends a process when memory runs out: use fewer workers (workers=1){one_copy}\n"

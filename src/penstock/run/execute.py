@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.rows import let_through
 from penstock.run.fleet import Done, Failed, Payload, Work
 from penstock.seeding import seeded
@@ -34,7 +34,7 @@ class Executor:
     def __init__(
         self,
         programs: Mapping[int, bytes],
-        sessions: Sessions,
+        sessions: ProcessSessions,
         ship: Callable[[Work, Outlet], Shipping],
         report: Callable[[BaseException], ErrorReport] = ErrorReport.of,
     ) -> None:

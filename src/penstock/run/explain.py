@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.batching.aim import Aiming
+from penstock.batching.full_batches import Aiming
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.service_handler import ServiceHandler, rows_at_once
 from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.place import Place, Surroundings, choose_place, is_small
+from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
@@ -17,8 +19,9 @@ from penstock.steps.stage import Outlet, Step
 SAMPLED = 100  # files of models, to see how large they are
 
 
-def explain(job: Job, size: RunSize) -> str:
-    """Stages, pools, where models live, when output becomes visible, and why, if the run is so large."""
+def explain(job: Job, size: RunSize, *, sample: bool = False) -> str:
+    """Stages, pools, where models live, when output becomes visible, and why, if the run is so large. sample: look at some
+    rows, to say what asking services would take."""
     plan, pools = job.plan, job.pools(size)
     around = job.surroundings(pools)
     lines = [f"runs {_where(pools)} ({pools.why})"]
@@ -32,6 +35,8 @@ def explain(job: Job, size: RunSize) -> str:
         ]
     for pool in pools.pools:
         lines.append(_pool_line(pool, pools.in_process))
+    if sample and (estimated := estimates(plan)):
+        lines += ["requests to services:", *estimated]
     forms: dict[int, str | None] = {}
     for stage in plan.stages:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
@@ -124,9 +129,11 @@ def _details(step: Step, around: Surroundings) -> list[str]:
     limits = spec.limits
     place = choose_place(spec.wishes(), around)
     parts = [place.describe(around.in_process) if spec.by_key is None else _many_models(spec.by_key, place, around)]
+    if isinstance(spec.handler, ServiceHandler):
+        parts += spec.handler.describe_requests()
     if spec.path.prebatched:
         parts.append("rows are batches already")
-    else:
+    elif not rows_at_once(spec.handler) or place.hosted:
         parts.append(_batches(spec))
         if limits.max_weight is not None:
             parts.append(f"weight at most {limits.max_weight}")

@@ -13,7 +13,9 @@ from typing import Protocol, TypeAlias
 from penstock.blocks import Block
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
+from penstock.run.locality import Locality
 from penstock.run.pools import Machine, Pools
+from penstock.run.throttling import Throttling
 from penstock.steps.bundle import Assignment, BundleResult
 from penstock.steps.stage import Outlet
 from penstock.transport.reports import ErrorReport
@@ -29,6 +31,10 @@ class Payload(Protocol):
     @property
     def size(self) -> int:
         """Bytes."""
+
+    @property
+    def locality(self) -> Locality:
+        """Which workers are nearer to it than others."""
 
     def read(self) -> Iterator[Block]:
         """The blocks; may be called again, as when a split is tried again."""
@@ -49,6 +55,8 @@ class Work(Assignment):
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A worker can be given work."""
+
+    place: str = ""  # its node, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Lost:
+    """A split came to nothing because rows were lost on their way, with a node that died: it is nobody's fault."""
+
+    task: int
+    was_input: bool  # what it was to read is gone; else what it made, before anybody had it
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
     """Now and then: rows done of each split that runs, and what was measured since the last word."""
 
     rows: Mapping[int, int]
@@ -90,7 +106,15 @@ class Died:
     blameless: bool = False  # it cannot be the work's fault, such as a node that was taken away
 
 
-Event: TypeAlias = Ready | Done | Failed | Progress | Died
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """Nodes have come or gone: there is room for so many workers of a pool. It is of no worker."""
+
+    pool: int
+    workers: int
+
+
+Event: TypeAlias = Ready | Done | Failed | Lost | WorkerProgress | Died | Resized
 
 
 class Fleet(Protocol):
@@ -127,7 +151,9 @@ class FleetSpec:
     pools: Pools
     around: Surroundings  # of every worker, but for the number of its neighbours
     folders: Sequence[str] = ()  # of this machine, to be removed if this process is killed
+    shared: Sequence[str] = ()  # that workers write to: wherever they are, they must reach them
     changes: bool = False  # models may change while the run goes on
+    throttling: Throttling = field(default_factory=Throttling)  # what the coordinator knows of it
 
 
 class Site(Protocol):

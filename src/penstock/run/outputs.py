@@ -18,7 +18,7 @@ from penstock.run.schedule import Task
 from penstock.steps.bundle import FinishedPart
 
 
-class Outputs:
+class RunOutputs:
     """The sinks of a run, from their first to their last word. Called by the coordinator's thread, in this order."""
 
     files: FileWatch  # is told when a split of a source begins to be read, and when it has been
@@ -30,6 +30,10 @@ class Outputs:
 
     def folders(self) -> list[str]:
         """Of this machine, to be removed if this process is killed."""
+        return []
+
+    def shared(self) -> list[str]:
+        """Local folders that workers write to: each must reach them."""
         return []
 
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
@@ -54,7 +58,7 @@ class Outputs:
         raise NotImplementedError
 
 
-class AtTheEnd(Outputs):
+class AtTheEnd(RunOutputs):
     """All parts are published when the run is done. A run that fails publishes nothing."""
 
     def __init__(self, run: str, sinks: Mapping[int, tuple[str, Sink[Any]]], inputs: Sequence[Input]) -> None:
@@ -75,6 +79,9 @@ class AtTheEnd(Outputs):
     def folders(self) -> list[str]:
         return own_folders(self._sinks.values(), self._run)
 
+    def shared(self) -> list[str]:
+        return asides(self._sinks.values(), self._run)
+
     def bundle_done(self, task: Task, made: SplitResult, parts: Sequence[FinishedPart], fed: int) -> None:
         self._parts += parts
 
@@ -90,7 +97,7 @@ class AtTheEnd(Outputs):
                 where = ", ".join(self.folders())
                 raise OutputError(
                     f"{done} of {len(self._parts)} finished parts were published, then {type(exc).__name__}: {safe_str(exc)}"
-                    f"; the others are whole and lie in {where or 'the place aside of each sink'}"
+                    f"; the others are complete and in {where or 'the temporary folder of each sink'}"
                 ) from exc
         for node, sink in self._sinks.items():
             parts = [{**sink.details(part.token), "rows": part.rows} for part in self._parts if part.node == node]
@@ -120,7 +127,12 @@ def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
 
 def own_folders(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
     """The folders aside of a run that may be removed: those with its id in their path. Others were not made for it."""
-    return [folder for sink in sinks for folder in sink.aside(run) if run in folder]
+    return [folder for folder in asides(sinks, run) if run in folder]
+
+
+def asides(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
+    """The folders that hold the unpublished parts of a run."""
+    return [folder for sink in sinks for folder in sink.aside(run)]
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[Input]) -> None:

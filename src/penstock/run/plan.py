@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import GraphError
+from penstock.inference.neighbours import with_neighbours
+from penstock.inference.service_handler import rows_at_once
 from penstock.inference.spec import check_shared_models
+from penstock.inference.transform import RunInference
 from penstock.io.source import Source
 from penstock.models.place import Surroundings, choose_place
 from penstock.pipeline.graph import MAIN, Node, PCollection
@@ -54,13 +57,15 @@ class _Planner:
         self.unplanned: list[tuple[Stage, PCollection[Any], list[tuple[Node, int]]]] = []
         self.copies: dict[int, int] = {}
         self.depth = 0
+        self.models = {node.label: model for node in graph.nodes if (model := node.traits.model) is not None}
+        self.neighbours = with_neighbours(self.models)
 
     def plan(self) -> Plan:
         for node in self.graph.nodes:
             if node.traits.watches:
                 raise GraphError(
-                    f"step {node.label!r} watches for new models for as long as a run goes on, so nothing can be made "
-                    "of its rows but RunInference(..., model_metadata_pcoll=...)"
+                    f"step {node.label!r} watches for new models during the whole run, so its rows can only be used "
+                    "as RunInference(..., model_metadata_pcoll=...)"
                 )
             if node.traits.source is not None:
                 stage = self._source_stage(node.hints)
@@ -72,7 +77,7 @@ class _Planner:
             if self.fed_stages.get(pcoll.producer) is stage:  # the rows of a Reshuffle begin here
                 root.next[MAIN] += self._collected(pcoll, ())
             stage.roots.append(root)
-        check_shared_models({n.label: model for n in self.graph.nodes if (model := n.traits.model) is not None})
+        check_shared_models(self.models)
         sinks = {node.index: node for node in self.graph.nodes if node.traits.sink is not None}
         return Plan(self.stages, sinks)
 
@@ -102,7 +107,10 @@ class _Planner:
                 f"step {node.label!r} is the {self.depth}th of a row of steps; at most {MAX_DEPTH} can run together: "
                 "put ps.Reshuffle() between some of them, or several functions into one step"
             )
-        step = Step(node.label, node.transform)
+        transform = node.transform
+        if isinstance(transform, RunInference) and node.label in self.neighbours:
+            transform = transform.beside(self.neighbours[node.label])
+        step = Step(node.label, transform)
         for tag, pcoll in node.outputs.items():
             step.next[tag] = self._after(stage, pcoll, path)
         self.depth -= 1
@@ -163,7 +171,13 @@ class _Planner:
             self.unplanned.append((self.fed_stages[entrance], *rest))
         fed = self.fed_stages[entrance]
         stage.feeds.add(fed.index)
-        return Outlet("stage", fed.index, path, rest[0].producer.label)
+        return Outlet("stage", fed.index, path, rest[0].producer.label, _keys(rest[1]))
+
+
+def _keys(consumers: Sequence[tuple[Node, int]]) -> str | None:
+    """As an outlet has it, for rows that go to these."""
+    models = [node.traits.model.by_key for node, _ in consumers if node.traits.model is not None]
+    return next((model.key_column or "" for model in models if model is not None), None)
 
 
 def largest_batch(stage: Stage) -> int:
@@ -180,6 +194,12 @@ def measures_length(stage: Stage) -> bool:
 def window(stage: Stage) -> int:
     """How many rows should be under way at once, in front of many models."""
     return max((step.traits.window for step in stage.steps()), default=0)
+
+
+def in_flight(stage: Stage) -> int:
+    """How many rows a model of the stage answers at once, each by itself; 0: all take batches."""
+    models = [step.traits.model for step in stage.steps()]
+    return max((rows_at_once(model.handler) for model in models if model is not None), default=0)
 
 
 def waits_for_device(stage: Stage) -> bool:

@@ -11,9 +11,10 @@ from penstock.errors import UsageError
 from penstock.inference.handler import variables_of
 from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source
+from penstock.models.cgroups import cpu_quota, memory_limits
+from penstock.models.host_address import own_run_folder
 from penstock.models.memory import file_bytes, visible_gpus
 from penstock.models.place import Surroundings, choose_place
-from penstock.models.rendezvous import own_run_folder
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ResourceHints
 from penstock.run.plan import Plan, feeds_device
@@ -37,20 +38,10 @@ class Machine:
     def here(cls) -> Machine:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        quota, _, period = _cgroup("cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
-            cores = min(cores, max(1, int(quota) // int(period)))
-        limit = _cgroup("memory.max")
-        return cls(cores, min(ram, int(limit)) if limit.isdigit() else ram, visible_gpus())
-
-
-def _cgroup(name: str) -> str:
-    """A limit that a container puts on its processes."""
-    try:
-        with open(f"/sys/fs/cgroup/{name}") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+        quota = cpu_quota()
+        if quota is not None:
+            cores = min(cores, max(1, int(quota)))
+        return cls(cores, min([ram, *(limit.bytes for limit in memory_limits())]), visible_gpus())
 
 
 class RunSize(NamedTuple):
@@ -75,6 +66,7 @@ class Pool:
     ahead: bool = False  # a worker begins a split while the last one's rows are at a device
     hosted: bool = False  # it needs hosts of models beside its workers
     on_device: bool = False  # and these need an accelerator
+    most: int | None = None  # workers, by the user's own number; None: as many as there is room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,23 +200,27 @@ def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[
 
 
 def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunOptions, machine: Machine) -> Pool:
-    if options.workers is not None:
-        workers, why = options.workers, f"workers={options.workers}"
-    else:
-        limits = {f"{machine.cores} cores": machine.cores}
-        if hints.cpus is not None:
-            limits[f"{machine.cores} cores, {hints.cpus} for each"] = machine.cores // hints.cpus
-        if hints.min_ram is not None:
-            limits[f"{machine.ram / 1e9:.3g}GB of memory, {hints.min_ram / 1e9:.3g}GB for each"] = (
-                machine.ram // hints.min_ram
-            )
-        if hints.accelerator is not None and machine.resources is None:
-            limits[f"one worker for accelerator={hints.accelerator}"] = 1
-        limits |= _cluster_limits(hints, machine.resources or {})
-        why, workers = min(limits.items(), key=lambda item: item[1])
-        workers = max(1, workers)
+    workers, why = room_for(hints, options.workers, machine)
     cores = hints.cpus or max(1, machine.cores // workers)
-    return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why)
+    return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why, most=options.workers)
+
+
+def room_for(hints: ResourceHints, most: int | None, machine: Machine) -> tuple[int, str]:
+    """How many workers a pool has on this machine, and why. On a cluster `most`, the user's own number, is a maximum."""
+    if most is not None and machine.resources is None:
+        return most, f"workers={most}"
+    limits = {f"{machine.cores} cores": machine.cores}
+    if hints.cpus is not None:
+        limits[f"{machine.cores} cores, {hints.cpus} for each"] = machine.cores // hints.cpus
+    if hints.min_ram is not None:
+        limits[f"{machine.ram / 1e9:.3g}GB of memory, {hints.min_ram / 1e9:.3g}GB for each"] = machine.ram // hints.min_ram
+    if hints.accelerator is not None and machine.resources is None:
+        limits[f"one worker for accelerator={hints.accelerator}"] = 1
+    limits |= _cluster_limits(hints, machine.resources or {})
+    why, workers = min(limits.items(), key=lambda item: item[1])
+    if most is not None and most <= workers:
+        return most, f"workers={most}"
+    return max(1, workers), why if most is None else f"{why}, of workers={most}"
 
 
 def _cluster_limits(hints: ResourceHints, resources: Mapping[str, float]) -> dict[str, int]:

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import StoppedError, UsageError
-from penstock.observe.progress import Progress, StageProgress
+from penstock.observe.progress import PlainProgress, Progress, StageProgress, shown
 from penstock.observe.result import RunResult, StepCount
-from penstock.observe.summary import rows_read, warnings
+from penstock.observe.summary import models, rows_read, summary, warnings
 from penstock.options import RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Graph, engine_override
@@ -23,11 +23,12 @@ from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
 from penstock.run.outcomes import Tally
-from penstock.run.outputs import AtTheEnd, Outputs
+from penstock.run.outputs import AtTheEnd, RunOutputs
 from penstock.run.refreshing import ModelRefresh
 from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
 from penstock.run.signals import stoppable, uninterrupted
 from penstock.run.standing import Standing
+from penstock.run.throttling import Throttling
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Begun:
     """A run that this process may carry out, or that an earlier one has finished."""
 
     layout: Layout
-    outputs: Outputs | Tally  # where the output goes; of a finished run, what was done
+    outputs: RunOutputs | Tally  # where the output goes; of a finished run, what was done
 
 
 Begin = Callable[[Job], AbstractContextManager[Begun]]  # around all that this process does of a run
@@ -75,9 +76,19 @@ class Run:
                 result = _result(setup, begun.outputs, before=begun.outputs.bundles, was_finished=True)
             else:
                 result = self._carry_out(setup, begun.outputs)
-        for warning in () if self._is_reported else warnings(result):
-            logger.warning(warning)
+        if not self._is_reported:
+            self._report(result)
         return result
+
+    def _report(self, result: RunResult) -> None:
+        """The last words, on stderr. What collect() runs needs none: its rows are there."""
+        for warning in warnings(result):
+            logger.warning(warning)
+        options = self._job.options
+        if options.progress is not False and sys.stderr is not None and not self._job.graph.collect:
+            told = [summary(result, options.run_dir), *models(result)]
+            with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it
+                sys.stderr.write("".join(f"penstock: {line}\n" for line in told))
 
     def stop(self) -> None:
         # wait() looks at _stopped after it has set _coordinator: whichever comes first, one of both sees the other.
@@ -92,7 +103,7 @@ class Run:
         with coordinator.lock:
             return standing.now(coordinator.running)
 
-    def _carry_out(self, setup: Setup, outputs: Outputs) -> RunResult:
+    def _carry_out(self, setup: Setup, outputs: RunOutputs) -> RunResult:
         started = time.perf_counter()
         is_publishing = False
         with seldom_collected():
@@ -113,16 +124,24 @@ class Run:
         self.rows = {pcoll: _collected(tally, position) for position, pcoll in enumerate(self._job.graph.collect)}
         return _result(setup, tally, before, time.perf_counter() - started, rows_before=rows_before)
 
-    def _work(self, setup: Setup, outputs: Outputs, tally: Tally) -> None:
+    def _work(self, setup: Setup, outputs: RunOutputs, tally: Tally) -> None:
         layout, pools = setup.layout, setup.pools
-        around = self._job.surroundings(pools, layout.run + layout.session)
+        around = replace(self._job.surroundings(pools, layout.run + layout.session), run=layout.run)
         changes = bool(self._job.graph.branches)
-        spec = FleetSpec(programs=self._programs, pools=pools, around=around, folders=outputs.folders(), changes=changes)
+        spec = FleetSpec(
+            programs=self._programs,
+            pools=pools,
+            around=around,
+            folders=outputs.folders(),
+            shared=outputs.shared(),
+            changes=changes,
+            throttling=Throttling(setup.pools_of_steps()),
+        )
         refresh = ModelRefresh(self._job.graph, around, self._rows_of_branch, self.stop)
         with self._job.site.fleet(spec) as fleet:
             try:
                 with refresh:
-                    self._coordinate(setup, fleet, outputs, tally, refresh)
+                    self._coordinate(setup, fleet, outputs, tally, refresh, spec.throttling)
             except StoppedError as exc:
                 if refresh.error is not None:
                     raise refresh.error from exc
@@ -137,31 +156,40 @@ class Run:
         run.wait()
         return [row for rows in run.rows.values() for row in rows]
 
-    def _coordinate(self, setup: Setup, fleet: Fleet, outputs: Outputs, tally: Tally, refresh: ModelRefresh) -> None:
-        wanted = self._job.options.progress
-        shown = sys.stderr is not None and (sys.stderr.isatty() if wanted is None else wanted)
-        painter = Progress(sys.stderr) if shown else None
-        watch = (lambda: self._tell(painter, outputs, refresh)) if painter or self._job.graph.branches else None
+    def _coordinate(
+        self,
+        setup: Setup,
+        fleet: Fleet,
+        outputs: RunOutputs,
+        tally: Tally,
+        refresh: ModelRefresh,
+        throttling: Throttling,
+    ) -> None:
+        watch = (lambda: _tell(outputs, refresh)) if self._job.graph.branches else None
         self._standing = Standing(setup, tally)
-        self._coordinator = coordinator = Coordinator(setup, fleet, outputs, tally, watch)
+        self._coordinator = coordinator = Coordinator(setup, fleet, outputs, tally, watch, throttling)
         if self._stopped:
             coordinator.stop()
         try:
-            coordinator.run()
-            if painter is not None:
-                painter.finish(self.progress())
+            with shown(_painter(self._job.options.progress), self.progress):
+                coordinator.run()
             fleet.close()
         except BaseException:
             fleet.kill()
             coordinator.abandon()
             raise
 
-    def _tell(self, painter: Progress | None, outputs: Outputs, refresh: ModelRefresh) -> None:
-        """Between two events of the run."""
-        if painter is not None:
-            painter.show(self.progress())
-        if events := refresh.take_events():
-            outputs.refreshed(events)
+
+def _painter(wanted: bool | None) -> Progress | PlainProgress | None:
+    if wanted is False or sys.stderr is None or sys.stderr.closed:
+        return None
+    return Progress(sys.stderr) if sys.stderr.isatty() else PlainProgress(sys.stderr)
+
+
+def _tell(outputs: RunOutputs, refresh: ModelRefresh) -> None:
+    """Between two events of the run."""
+    if events := refresh.take_events():
+        outputs.refreshed(events)
 
 
 def _result(

@@ -2,21 +2,24 @@
 
     task:    queued -> running -> done
                 ^--- waiting ---'        (after a death, or trouble that may pass)
+                ^------- lost ---'       (its rows are gone: until they are made again)
     worker:  starting -> ready -> stopped | dead
 
 A stage that is further down goes first, and a stage whose followers have enough waiting for them is held back: so what lies
-between stages is bounded. A death is charged to a split only when the split was alone in its worker; splits that died in
-company run again alone.
+between stages is bounded. Rows are run on the node that has their models, or them, when a worker there is free. A pool that
+waits for a service gets no more workers (throttling.py). A death is charged to a split only when the split was alone in its
+worker; splits that died in company run again alone.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from penstock.run.locality import ANYWHERE, Homes, Locality
 from penstock.steps.bundle import Key
 
 ATTEMPTS = 4  # of a split, when machinery fails: a death, input or output
@@ -25,6 +28,7 @@ KILLED_START_ATTEMPTS = 10  # that are killed before they are ready: whoever doe
 LONGEST_PAUSE = 60.0  # seconds before a split is tried again
 QUEUED_BYTES = 128 << 20  # waiting for one stage, before the stages that feed it are held back
 QUEUED_TASKS = 256
+LOOK_AHEAD = 16  # splits that wait, among which a free worker finds one whose rows are on its node
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +42,9 @@ class Task:
     payload: Any
     bytes: int = 0
     origin: Any = None  # the split of a source that its rows come from, where that is followed
+    maker: Task | None = None  # what made its rows, where that is another task
+    locality: Locality = ANYWHERE
+    made: Mapping[Any, int] = field(default_factory=dict)  # rows that it gave to each task of which it is the maker
     attempt: int = 0  # how many times it was started
     troubles: int = 0  # deaths alone and passing errors: up to ATTEMPTS
     errors: int = 0  # of a step's own code: up to bundle_attempts
@@ -80,6 +87,7 @@ Command: TypeAlias = StartWorker | StopWorker | Assign
 class _Worker:
     pool: int
     ready: bool = False
+    place: str = ""
     running: dict[int, Task] = field(default_factory=dict)
 
     def has_room(self, slots: int) -> bool:
@@ -92,16 +100,26 @@ class _Stage:
     feeds: Sequence[int]
     queued: list[Task] = field(default_factory=list)  # a heap
     queued_bytes: int = 0
+    placed: int = 0  # of those that are queued: rows that some worker may be nearer to
     running: int = 0
 
     def push(self, task: Task) -> None:
         heapq.heappush(self.queued, task)
         self.queued_bytes += task.bytes
+        self.placed += task.locality != ANYWHERE
 
-    def pop(self) -> Task:
-        task = heapq.heappop(self.queued)
+    def take(self, task: Task) -> None:
+        if task is self.queued[0]:
+            heapq.heappop(self.queued)
+        else:
+            self.queued.remove(task)
+            heapq.heapify(self.queued)
         self.queued_bytes -= task.bytes
-        return task
+        self.placed -= task.locality != ANYWHERE
+
+    def first(self) -> list[Task]:
+        """Those that may be next: all but the first only for a worker that has their rows near."""
+        return heapq.nsmallest(LOOK_AHEAD, self.queued) if self.placed else self.queued[:1]
 
 
 class Scheduler:
@@ -112,11 +130,13 @@ class Scheduler:
     ) -> None:
         self._stages = [_Stage(pool, feeds) for pool, feeds in stages]
         self._order = _deepest_first([feeds for _, feeds in stages])
-        self._pools = pools
+        self._pools = dict(pools)
         self._bundle_attempts = bundle_attempts
         self._workers: dict[int, _Worker] = {}
         self._failed_starts: Counter[tuple[int, bool]] = Counter()  # in a row, by pool and whether they were killed
         self._waiting: list[Task] = []  # until their not_before
+        self._homes = Homes()
+        self._held: Set[int] = frozenset()  # pools that do not grow
         self._next_task = 0
         self._next_worker = 0
         self.retries = 0
@@ -124,13 +144,14 @@ class Scheduler:
 
     # Events.
 
-    def add(self, stage: int, root: int, key: Key, payload: Any, size: int = 0, origin: Any = None) -> None:
-        """A new split for a stage."""
-        self._stages[stage].push(Task(self._next_task, stage, root, key, payload, size, origin))
+    def add(self, stage: int, root: int, key: Key, payload: Any, size: int = 0, **more: Any) -> None:
+        """A new split for a stage; `more` of a Task: where its rows come from, and what is near to them."""
+        self._stages[stage].push(Task(self._next_task, stage, root, key, payload, size, **more))
         self._next_task += 1
 
-    def worker_ready(self, worker: int) -> None:
+    def worker_ready(self, worker: int, place: str = "") -> None:
         self._workers[worker].ready = True
+        self._workers[worker].place = place
         pool = self._workers[worker].pool
         del self._failed_starts[pool, True], self._failed_starts[pool, False]
 
@@ -152,6 +173,15 @@ class Scheduler:
             self._later(failed, now + min(LONGEST_PAUSE, 0.1 * 4 ** (tries - 1)))
         return again
 
+    def task_lost(self, worker: int, task: int) -> Task:
+        """The task came to nothing, and is nobody's until again(): no try is used up."""
+        self.retries += 1
+        return self._end(worker, task)
+
+    def again(self, task: Task) -> None:
+        """A task that was lost, or that is done and must make the same once more, waits to be run."""
+        self._stages[task.stage].push(task)
+
     def worker_died(self, worker: int, now: float, *, blameless: bool = False) -> Task | None:
         """The task that ends the run, if this death is the last that it is allowed. Others run again elsewhere; after a
         blameless death all do, as if they had not been tried."""
@@ -159,7 +189,9 @@ class Scheduler:
         held = list(self._workers[worker].running.values())
         for task in held:
             self._end(worker, task.id)
-        del self._workers[worker]
+        place = self._workers.pop(worker).place
+        if not any(other.place == place for other in self._workers.values()):
+            self._homes.forget(place)
         for task in held:
             if len(held) == 1 and not blameless:
                 task.troubles += 1
@@ -177,6 +209,14 @@ class Scheduler:
             return True
         self._failed_starts[pool, killed] += 1
         return self._failed_starts[pool, killed] < (KILLED_START_ATTEMPTS if killed else START_ATTEMPTS)
+
+    def resize(self, pool: int, workers: int) -> None:
+        """There is room for more workers of a pool than before, or for fewer: then those without work leave."""
+        self._pools[pool] = PoolSize(workers, self._pools[pool].slots)
+
+    def hold(self, pools: Set[int]) -> None:
+        """These pools have use for no more workers than they have; one that has none gets one."""
+        self._held = pools
 
     def is_starting(self, worker: int) -> bool:
         return not self._workers[worker].ready
@@ -219,24 +259,26 @@ class Scheduler:
         for index in self._order:
             stage = self._stages[index]
             while stage.pool == pool and stage.queued and not self._held_back(stage):
-                worker = self._worker_for(stage.queued[0], pool, size.slots)
+                task, worker = self._next(stage, pool, size.slots)
                 if worker is None:
                     break
-                task = stage.pop()
+                stage.take(task)
                 task.attempt += 1
                 stage.running += 1
                 self._workers[worker].running[task.id] = task
+                self._homes.remember(task.stage, task.locality, self._workers[worker].place)
                 commands.append(Assign(worker, task))
         return commands
 
-    def _worker_for(self, task: Task, pool: int, slots: int) -> int | None:
-        slots = 1 if task.suspect else slots
-        free = [
-            (len(worker.running), number)
-            for number, worker in self._workers.items()
-            if worker.pool == pool and worker.has_room(slots)
-        ]
-        return min(free)[1] if free else None
+    def _next(self, stage: _Stage, pool: int, slots: int) -> tuple[Task, int | None]:
+        """The first task that is near to a free worker, and that worker; else the first of all."""
+        first = stage.first()
+        for task in first:
+            place = self._homes.place_of(task.stage, task.locality)
+            if place and (near := _free(self._workers, task, pool, slots, place)):
+                return task, min(near)[1]
+        free = _free(self._workers, first[0], pool, slots)
+        return first[0], min(free)[1] if free else None
 
     def _held_back(self, stage: _Stage) -> bool:
         followers = [self._stages[index] for index in stage.feeds]
@@ -246,14 +288,19 @@ class Scheduler:
         """Workers for what waits; none for a pool whose work is over."""
         mine = {number: worker for number, worker in self._workers.items() if worker.pool == pool}
         stages = [stage for stage in self._stages if stage.pool == pool]
-        if self._is_over(pool):
-            over = [number for number, worker in mine.items() if worker.ready and not worker.running]
-            for number in over:
-                del self._workers[number]
+        idle = [number for number, worker in mine.items() if not worker.running]
+        if is_over := self._is_over(pool):
+            over = [number for number in idle if mine[number].ready]
+        else:
+            over = sorted(idle, key=lambda number: mine[number].ready)[: max(0, len(mine) - size.workers)]
+        for number in over:
+            del self._workers[number]
+        if over or is_over:
             return [StopWorker(number) for number in over]
         wanted = sum(len(stage.queued) for stage in stages if not self._held_back(stage))
         coming = sum(size.slots for worker in mine.values() if not worker.ready)
-        missing = min(size.workers - len(mine), -(-(wanted - coming) // size.slots))
+        most = min(size.workers, max(1, len(mine))) if pool in self._held else size.workers
+        missing = min(most - len(mine), -(-(wanted - coming) // size.slots))
         return [self._start(pool) for _ in range(missing)]
 
     def _start(self, pool: int) -> StartWorker:
@@ -266,16 +313,8 @@ class Scheduler:
         """Whether no task can come to this pool any more."""
         open_stages = {task.stage for task in self._waiting}
         open_stages |= {index for index, stage in enumerate(self._stages) if stage.queued or stage.running}
-        return not any(self._stages[index].pool == pool for index in self._reached_from(open_stages))
-
-    def _reached_from(self, stages: set[int]) -> set[int]:
-        reached, waiting = set(stages), list(stages)
-        while waiting:
-            for fed in self._stages[waiting.pop()].feeds:
-                if fed not in reached:
-                    reached.add(fed)
-                    waiting.append(fed)
-        return reached
+        reached = _reached([stage.feeds for stage in self._stages], open_stages)
+        return not any(self._stages[index].pool == pool for index in reached)
 
     def _end(self, worker: int, task: int) -> Task:
         ended = self._workers[worker].running.pop(task)
@@ -286,6 +325,16 @@ class Scheduler:
         self.retries += 1
         task.not_before = when
         self._waiting.append(task)
+
+
+def _free(workers: Mapping[int, _Worker], task: Task, pool: int, slots: int, place: str = "") -> list[tuple[int, int]]:
+    """How busy each worker is that has room for the task, and its number; with `place`, of that node."""
+    slots = 1 if task.suspect else slots
+    return [
+        (len(worker.running), number)
+        for number, worker in workers.items()
+        if worker.pool == pool and worker.has_room(slots) and (not place or worker.place == place)
+    ]
 
 
 def _deepest_first(feeds: Sequence[Sequence[int]]) -> list[int]:
@@ -303,3 +352,14 @@ def _deepest_first(feeds: Sequence[Sequence[int]]) -> list[int]:
     for index in range(len(feeds)):
         visit(index)
     return order
+
+
+def _reached(feeds: Sequence[Sequence[int]], stages: set[int]) -> set[int]:
+    """These stages, and all that their rows go on to."""
+    reached, waiting = set(stages), list(stages)
+    while waiting:
+        for fed in feeds[waiting.pop()]:
+            if fed not in reached:
+                reached.add(fed)
+                waiting.append(fed)
+    return reached

@@ -99,6 +99,11 @@ class Setup:
     pools: Pools
     scheduler: Scheduler
 
+    def pools_of_steps(self) -> dict[str, int]:
+        """The number of the pool that runs each step, by its label."""
+        stages = self.job.plan.stages
+        return {step.label: self.pools.of_stage(stage.index).index for stage in stages for step in stage.steps()}
+
 
 def lay_out(job: Job, inputs: Sequence[Input]) -> tuple[Layout, list[SplitGoal]]:
     """Cut a new run; also how finely each source is cut."""

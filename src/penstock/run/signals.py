@@ -35,6 +35,11 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM arrived: unwind, clean up, and die of it. Like Ctrl-C it is nobody's error, and passes through every step."""
 
 
+def _is_of_ray(handler: object) -> bool:
+    """Whether Ray has set it for a driver: it ends the process at SIGTERM without a word, and is called in the end."""
+    return (getattr(handler, "__module__", None) or "").startswith("ray.")
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM, if nobody else handles them, unwind the run once; then SIGTERM ends the process and says
@@ -44,7 +49,8 @@ def stoppable() -> Iterator[None]:
     folders behind. After PATIENCE the next one counts again, for a clean-up that hangs, or code that swallowed the first.
     """
     kinds = {signal.SIGINT: (signal.default_int_handler, KeyboardInterrupt), signal.SIGTERM: (signal.SIG_DFL, _Terminated)}
-    ours = {number: before for number, (before, _) in kinds.items() if signal.getsignal(number) == before}
+    now = {number: signal.getsignal(number) for number in kinds}
+    ours = {number: before for number, before in now.items() if before == kinds[number][0] or _is_of_ray(before)}
     if threading.current_thread() is not threading.main_thread() or not ours:
         yield
         return

@@ -11,12 +11,13 @@ from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source, SplitGoal
 from penstock.options import RunOptions
 from penstock.run.outcomes import SplitId
-from penstock.run.plan import Plan, largest_batch, measures_length, waits_for_device, window
+from penstock.run.plan import Plan, in_flight, largest_batch, measures_length, waits_for_device, window
 from penstock.run.pools import SMALL_RUN_ROWS, Pools
 from penstock.run.schedule import Scheduler
 from penstock.steps.stage import Stage
 
 FEW_SPLITS_PER_SLOT = 2
+FLOWS = 16  # times the rows that a service is asked for at once: at the end of a split fewer and fewer are
 WAITING_ROWS = 98_304  # of all slots together, in front of a device: rows of like length are found among many
 
 
@@ -42,6 +43,7 @@ def _goal(stage: Stage, pools: Pools, fineness: Fineness) -> SplitGoal:
     at_once = slots.workers * slots.slots
     rows = max(fineness.batches * largest_batch(stage), SMALL_RUN_ROWS if pools.in_process else 1)
     rows = max(rows, fineness.batches * window(stage) // at_once)
+    rows = max(rows, FLOWS * in_flight(stage))
     if waits_for_device(stage):
         rows = max(rows, WAITING_ROWS // at_once)
     if at_once == 1 and measures_length(stage):

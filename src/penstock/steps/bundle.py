@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.forks import end_if_forked
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.io.files import hiding_secrets, open_cause, without_secrets
 from penstock.io.sink import Part, Sink, Writer, part_name
 from penstock.io.source import FileSource
@@ -36,7 +36,7 @@ from penstock.observe.result import StepCount
 from penstock.pipeline.graph import MAIN
 from penstock.row_copies import own_rows
 from penstock.rows import let_through, safe_str
-from penstock.steps.bundle_progress import Line
+from penstock.steps.bundle_progress import RowsLine
 from penstock.steps.inference_operator import InferenceOperator
 from penstock.steps.operator import Emit, Operator
 from penstock.steps.operators import make_operator
@@ -87,17 +87,17 @@ class BundleResult:
 class StageRunner:
     """A stage's steps, copied for one thread. Runs one bundle after another; close() ends the steps' lives."""
 
-    def __init__(self, stage: Stage, sinks: dict[int, tuple[str, Sink[Any]]], sessions: Sessions) -> None:
+    def __init__(self, stage: Stage, sinks: dict[int, tuple[str, Sink[Any]]], sessions: ProcessSessions) -> None:
         self._caller = Caller()
         self._sessions = sessions
         self._sinks = sinks
         self._operators: list[list[Operator]] = []  # for each root, in an order where consumers come later
         self._entries: list[tuple[str, Any, Emit]] = []  # label, transform, and where its rows go
-        self._lines: list[Line] = []  # for each root
-        self._line = Line()  # of the bundle that runs
+        self._lines: list[RowsLine] = []  # for each root
+        self._line = RowsLine()  # of the bundle that runs
         for root in stage.with_transforms(lambda step: load_copy(step.transform, step.label)).roots:
             operators: list[Operator] = []
-            self._lines.append(Line())
+            self._lines.append(RowsLine())
             self._entries.append((root.label, root.transform, self._wire(root, operators, self._lines[-1])[MAIN]))
             self._operators.append(operators)
         ready: list[Operator] = []
@@ -150,12 +150,14 @@ class StageRunner:
     def close(self) -> None:
         _tear_down([operator for operators in self._operators for operator in operators])
 
-    def _wire(self, step: Step, operators: list[Operator], line: Line | None) -> dict[str, Emit]:
+    def _wire(self, step: Step, operators: list[Operator], line: RowsLine | None) -> dict[str, Emit]:
         """Make the operators behind a step's outputs, each before its consumers, and connect them."""
         onward = None if line is None else _onward(step)
         return {tag: self._fan(nexts, operators, line, onward) for tag, nexts in step.next.items()}
 
-    def _fan(self, ends: Sequence[Step | Outlet], operators: list[Operator], line: Line | None, onward: Step | None) -> Emit:
+    def _fan(
+        self, ends: Sequence[Step | Outlet], operators: list[Operator], line: RowsLine | None, onward: Step | None
+    ) -> Emit:
         """Those that pack come first: what they refuse, nobody has seen. Then what is kept, and then other steps."""
         shipped = [end for end in ends if isinstance(end, Outlet) and end.kind != "sink"]
         shipped.sort(key=lambda end: end.kind == "collect")
@@ -164,7 +166,7 @@ class StageRunner:
         others = [self._connected(end, operators, line if end is onward else None) for end in ends if end not in shipped]
         return others[0] if len(others) == 1 and not ships else Fan(ships, others)
 
-    def _connected(self, end: Step | Outlet, operators: list[Operator], line: Line | None) -> Emit:
+    def _connected(self, end: Step | Outlet, operators: list[Operator], line: RowsLine | None) -> Emit:
         """The way into a step or a sink."""
         operator: Operator
         if isinstance(end, Step):

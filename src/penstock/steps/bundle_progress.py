@@ -22,7 +22,7 @@ class Worker(Protocol):
     def rows_through(self) -> int: ...
 
 
-class Line:
+class RowsLine:
     """The steps that the rows of a bundle go through, one behind the other. The bundle's thread passes rows on; any other
     may read rows_done(). What it reads between two notes is too little, but for rows that a step is about to give away."""
 
@@ -65,7 +65,7 @@ class Line:
 class Gauge:
     """How far one step on the line has come."""
 
-    def __init__(self, step: Worker, before: Gauge | Line) -> None:
+    def __init__(self, step: Worker, before: Gauge | RowsLine) -> None:
         self._step = step
         self._before = before
         self._offered = 0.0, 0  # rows of the input behind all that the step was given, and how many rows that is: at once

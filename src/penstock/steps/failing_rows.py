@@ -12,7 +12,8 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
-from penstock.pipeline.handled import FAILURES, Handleable
+from penstock.pipeline.graph import FAILURES
+from penstock.pipeline.handled import Handleable
 from penstock.retry import Tried
 from penstock.row_copies import own_row, own_rows
 from penstock.rows import many, map_rows, row_error, without

@@ -7,14 +7,14 @@ from penstock.errors import RefusedError
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.steps.operator import Operator
 
 
 class InferenceOperator(Operator):
-    def __init__(self, label: str, spec: InferenceSpec, sessions: Sessions, caller: Caller) -> None:
+    def __init__(self, label: str, spec: InferenceSpec, sessions: ProcessSessions, caller: Caller) -> None:
         super().__init__(label)
         self._spec = spec
         self._sessions = sessions

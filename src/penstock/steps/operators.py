@@ -13,7 +13,7 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.forks import end_if_forked
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
 from penstock.rows import let_through, many, map_rows, row_error
 from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator
@@ -92,7 +92,7 @@ class FlatMapOperator(Operator):
             yield made
 
 
-def make_operator(label: str, transform: Any, sessions: Sessions, caller: Caller) -> Operator:
+def make_operator(label: str, transform: Any, sessions: ProcessSessions, caller: Caller) -> Operator:
     """The operator that carries out a primitive transform."""
     traits = transform.traits()
     if traits.model is not None:

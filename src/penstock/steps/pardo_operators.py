@@ -9,8 +9,7 @@ from penstock.blocks import Block, Pacer, rows_of
 from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
 from penstock.forks import end_if_forked
-from penstock.pipeline.graph import MAIN
-from penstock.pipeline.handled import FAILURES
+from penstock.pipeline.graph import FAILURES, MAIN
 from penstock.pipeline.transforms import ParDo, TaggedOutput
 from penstock.rows import let_through, row_error, rows_made, safe_str, without
 from penstock.steps.failing_rows import RowGuard, saw_made

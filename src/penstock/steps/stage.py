@@ -21,6 +21,7 @@ class Outlet:
     target: int  # the sink's node, the stage's number, or the position in graph.collect
     path: Path
     after: str  # the step whose rows these are
+    keys: str | None = None  # a model of their key is next: the column that has it, or "" for pairs; None: there is none
 
 
 @dataclass(eq=False, slots=True)

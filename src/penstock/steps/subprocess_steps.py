@@ -11,9 +11,10 @@ from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.handler import AnnouncingHandler
 from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
-from penstock.pipeline.handled import FAILURES, Handleable
+from penstock.pipeline.graph import FAILURES
+from penstock.pipeline.handled import Handleable
 from penstock.steps.inference_operator import InferenceOperator
 
 BATCH = 64  # rows that travel together; each is timed by itself
@@ -24,7 +25,7 @@ _Made: TypeAlias = list[tuple[str, Any]]  # what a row becomes: for which output
 class IsolatedOperator(InferenceOperator):
     """A Map, FlatMap, Filter or ParDo with a timeout, or in a subprocess."""
 
-    def __init__(self, label: str, transform: Handleable[Any, Any], sessions: Sessions, caller: Caller) -> None:
+    def __init__(self, label: str, transform: Handleable[Any, Any], sessions: ProcessSessions, caller: Caller) -> None:
         spec = InferenceSpec.of(StepHandler(transform, label), handling=transform.handling, retry=transform.retry)
         super().__init__(label, spec, sessions, caller)
         self._tags = transform.good_tags()

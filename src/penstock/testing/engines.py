@@ -54,8 +54,8 @@ def check_engine(
 
     Small pipelines are run as `Pipeline(engine=engine, **options)` runs them. The groups: `rows`: every transform gives the
     right rows, failures and counts, errors end the run and leave no output, models may live in hosts; `order`: rows come out
-    in the order in which they went in; `resume`: a run with `run_dir` that was interrupted goes on, and ends with the output
-    of a clean run. `folder` is an empty one for inputs and outputs that all workers reach; without, one is made here.
+    in the order in which they went in; `resume`: a run with `run_dir` that was interrupted is resumed, and ends with the
+    output of a clean run. `folder` is an empty one for inputs and outputs that all workers reach; without, one is made here.
     """
     unknown = set(groups) - set(GROUPS)
     expect(not unknown, f"check_engine() has no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")

@@ -38,7 +38,7 @@ def check_handler(
       the same as without a table.
 
     Give at least three examples whose answers differ, as the handler gets them: after preprocessing, without keys. For a
-    handler of columns, give dicts; where columns= is one name, the values of that column will do, too.
+    handler of columns, give dicts; where columns= is one name, the values of that column are accepted, too.
     """
     if len(examples) < 3:
         raise AssertionError(f"check_handler() got {len(examples)} examples; give at least 3, with different answers")

@@ -26,8 +26,8 @@ def check_sink(
 
     `sink` writes to a place that is empty. `rows_of(n)` makes rows that it can write, other ones for every n.
     `read_back()` returns the rows that a reader of that place sees now, in order; the place may not exist yet. Parts
-    are written by a pickled copy of the sink, as in a worker. `again()` makes the sink anew, as a later process does that
-    goes on with a run: then that is checked, too.
+    are written by a pickled copy of the sink, as in a worker. `again()` makes the sink again, as a later process does that
+    resumes a run: then that is checked, too.
     """
     check = _SinkCheck(sink, rows_of, read_back)
     note = sink.prepare(RUN)

@@ -85,7 +85,7 @@ class Segments:
 
     def __init__(self) -> None:
         self.owner = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what follows; not held while memory is written
         self._numbers = 0
         self._free: list[Segment] = []
         self._used: OrderedDict[int, Segment] = OrderedDict()

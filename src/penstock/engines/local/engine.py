@@ -45,7 +45,7 @@ class LocalEngine:
         """The hosts of models end last. A guardian cleans up if this process is killed; a run in this process has none if it
         is small, or leaves nothing behind."""
         from penstock.models.folder_use import remove_unused
-        from penstock.models.rendezvous import end_hosts
+        from penstock.models.host_address import end_hosts
 
         pools, around = spec.pools, spec.around
         remove_unused(os.path.dirname(around.folder))

@@ -6,12 +6,12 @@ import queue
 import threading
 from collections.abc import Mapping
 
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed_or_kept
 from penstock.run.execute import Executor
-from penstock.run.fleet import Event, Progress, Ready, Work
+from penstock.run.fleet import Event, Ready, Work, WorkerProgress
 from penstock.transport.reports import ErrorReport
 
 
@@ -19,7 +19,7 @@ class InlineFleet:
     """One worker that is this process. With one thread, a split runs inside wait(), on the caller's thread."""
 
     def __init__(self, programs: Mapping[int, bytes], threads: int, around: Surroundings) -> None:
-        self._sessions = Sessions(Metrics(), around)
+        self._sessions = ProcessSessions(Metrics(), around)
         self._executors = [Executor(programs, self._sessions, packed_or_kept, ErrorReport.here) for _ in range(threads)]
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: somebody called wake()
@@ -66,7 +66,7 @@ class InlineFleet:
             return self._events.get(timeout=seconds)
         except queue.Empty:
             rows = {work.task: e.rows_done for e in self._executors if (work := e.work) is not None}
-            return Progress(rows) if rows else None
+            return WorkerProgress(rows) if rows else None
 
     def _end_threads(self) -> None:
         for _ in self._threads:

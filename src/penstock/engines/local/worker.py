@@ -22,12 +22,12 @@ from dataclasses import replace
 
 from penstock import crashes
 from penstock.engines.local.wire import Install, Stop, take_files, travelling
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed
 from penstock.run.execute import Executor
-from penstock.run.fleet import Done, Failed, Progress, Ready, Work
+from penstock.run.fleet import Done, Failed, Ready, Work, WorkerProgress
 from penstock.run.garbage import seldom_collected
 from penstock.transport.channel import Channel
 from penstock.transport.reports import ErrorReport
@@ -42,7 +42,7 @@ def main(descriptor: str, threads: str, around: str) -> None:
     if sys.stderr is not None:
         faulthandler.enable()
     with seldom_collected():
-        sessions = Sessions(Metrics(), Surroundings(**json.loads(around)))
+        sessions = ProcessSessions(Metrics(), Surroundings(**json.loads(around)))
         _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
     _leave()
 
@@ -59,11 +59,11 @@ def _leave() -> None:
 
 
 class _Worker:
-    def __init__(self, channel: Channel, threads: int, sessions: Sessions) -> None:
+    def __init__(self, channel: Channel, threads: int, sessions: ProcessSessions) -> None:
         self._channel = channel
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # threads that run splits, and the main thread, write to one channel
         self._sessions = sessions
-        self._programs: dict[int, bytes] = {}
+        self._programs: dict[int, bytes] = {}  # written by the main thread, before any work that needs them is queued
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._executors = [Executor(self._programs, self._sessions, packed) for _ in range(threads)]
         self._threads = [threading.Thread(target=self._run, args=[executor]) for executor in self._executors]
@@ -94,7 +94,7 @@ class _Worker:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        self._sessions.close()
+        self._sessions.close()  # last: threads that run splits use its models
 
     def _run(self, executor: Executor) -> None:
         try:
@@ -131,7 +131,7 @@ class _Worker:
         rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
         if rows and self._sending.acquire(blocking=False):
             try:
-                self._send_now(Progress(rows, self._sessions.drain_metrics()), ())
+                self._send_now(WorkerProgress(rows, self._sessions.drain_metrics()), ())
             finally:
                 self._sending.release()
 

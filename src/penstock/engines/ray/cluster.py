@@ -1,16 +1,15 @@
-"""The cluster: connecting to it, what its nodes have, and what a worker asks of them."""
+"""The cluster: what its nodes have, and what a worker asks of them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import EngineError, MissingPackageError
+from penstock.errors import MissingPackageError
+from penstock.models.host_address import run_folder
 from penstock.models.memory import visible_gpus
-from penstock.models.rendezvous import run_folder
 from penstock.run.pools import Machine, Pool
 
 NODE = 12  # of the letters of a node's id that are in the name of a folder
@@ -25,22 +24,6 @@ def import_ray() -> Any:
     except ModuleNotFoundError as exc:
         raise MissingPackageError("ray", "ray") from exc
     return ray
-
-
-def connect(address: str | None) -> None:
-    """Be a driver of the cluster; a process that is one already stays where it is."""
-    ray = import_ray()
-    if ray.is_initialized():
-        return
-    chosen = address or os.environ.get("RAY_ADDRESS") or None
-    try:
-        ray.init(chosen, **({} if chosen else {"include_dashboard": False}))
-    except Exception as exc:
-        where = f"the Ray cluster at {chosen!r}" if chosen else "a Ray cluster on this machine"
-        raise EngineError(
-            f"{where} cannot be used: {type(exc).__name__}: {exc}; check the address (`ray status`), and that this machine "
-            "has the cluster's versions of Python and Ray"
-        ) from exc
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -99,10 +82,15 @@ def wanted(pool: Pool, pools: int) -> dict[str, Any]:
     return asked
 
 
+def by_resource(asked: Mapping[str, Any]) -> dict[str, float]:
+    """What the options of an actor ask for, by Ray's names of resources."""
+    names = {"num_cpus": CPU, "num_gpus": GPU, "memory": MEMORY}
+    return {names[name]: value for name, value in asked.items() if name in names} | dict(asked.get("resources") or {})
+
+
 def lacking(asked: Mapping[str, Any]) -> str | None:
     """What no node has of it, and what they have, for people; None if one node has it all, whether it is free or not."""
-    names = {"num_cpus": CPU, "num_gpus": GPU, "memory": MEMORY}
-    needs = {names[name]: value for name, value in asked.items() if name in names} | dict(asked.get("resources") or {})
+    needs = by_resource(asked)
     there = [node["Resources"] for node in nodes()]
     if any(all(each.get(name, 0) >= value for name, value in needs.items()) for each in there):
         return None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.run.pools import Machine
     from penstock.run.run import Run
 
+CONNECT_WAIT = 30.0  # seconds
 RESOURCE_WAIT = 120.0  # seconds
 
 
@@ -27,14 +28,19 @@ class RayEngine:
 
     address: of the cluster, as ray.init() takes it. None: the one that this process is connected to, or that RAY_ADDRESS
         names, or that runs on this machine, or else one that is started here for as long as the process lives.
+    connect_wait: seconds until a cluster at an address that does not answer ends the run.
     resource_wait: seconds until a step that asks for what no node has ends the run; an autoscaler has that long to add one.
     """
 
-    def __init__(self, address: str | None = None, *, resource_wait: float = RESOURCE_WAIT) -> None:
+    def __init__(
+        self, address: str | None = None, *, connect_wait: float = CONNECT_WAIT, resource_wait: float = RESOURCE_WAIT
+    ) -> None:
         if address is not None and (not isinstance(address, str) or not address):
             raise UsageError(f"address={address!r}: expected the address of a Ray cluster, as ray.init() takes it, or None")
+        check_seconds("connect_wait", connect_wait)
         check_seconds("resource_wait", resource_wait)
         self.address = address
+        self.connect_wait = connect_wait
         self.resource_wait = resource_wait
 
     def start(self, graph: Graph, options: RunOptions) -> Run:
@@ -48,9 +54,10 @@ class RayEngine:
         return explain_run(graph, options, self)
 
     def machine(self) -> Machine:
-        from penstock.engines.ray.cluster import connect, whole
+        from penstock.engines.ray.cluster import whole
+        from penstock.engines.ray.connecting import connect
 
-        connect(self.address)
+        connect(self.address, self.connect_wait)
         return whole()
 
     @contextlib.contextmanager
@@ -59,18 +66,18 @@ class RayEngine:
         this process."""
         from penstock.engines.local import LocalEngine
         from penstock.engines.local.processes import Guardian
-        from penstock.engines.ray.cluster import connect
+        from penstock.engines.ray.connecting import connect
         from penstock.engines.ray.fleet import RayFleet
         from penstock.io.folders import make_folder
-        from penstock.models.rendezvous import end_hosts
+        from penstock.models.host_address import end_hosts
 
         if spec.pools.in_process:
             with LocalEngine().fleet(spec) as here:
                 yield here
             return
-        connect(self.address)
+        connect(self.address, self.connect_wait)
         with Guardian(spec.folders):
-            for folder in spec.folders:
+            for folder in spec.shared:
                 make_folder(folder)  # workers look whether their node has it
             fleet = RayFleet(spec, self.resource_wait)
             try:
@@ -78,6 +85,6 @@ class RayEngine:
             finally:
                 fleet.kill()
                 end_hosts(spec.around.folder)
-                for folder in spec.folders:
+                for folder in spec.shared:
                     with contextlib.suppress(OSError):  # parts are in it
                         os.rmdir(folder)

@@ -2,8 +2,9 @@
 
     coordinator's thread: start, assign, wait <---- events ---- threads of Ray, as calls of actors end
 
-What lies between two stages is in the object store of the driver's node: a node that dies takes nothing with it that was
-done. Ray ends all actors when this process does.
+What lies between two stages is in the object store of the node where it was made, or in this process if it is small; this
+process owns it and holds references only. A node that dies takes it along, and whatever made it runs again. Ray ends all
+actors when this process does.
 """
 
 from __future__ import annotations
@@ -12,51 +13,34 @@ import contextlib
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.engines.ray.cluster import gpu_nodes, import_ray, lacking, wanted
+from penstock.engines.ray.cluster import gpu_nodes, import_ray, lacking, wanted, whole
+from penstock.engines.ray.demand import Demand
 from penstock.engines.ray.keeper import Keeper
-from penstock.engines.ray.worker import InStore, RayWorker, Where, put_together
+from penstock.engines.ray.node_counts import NodeCounts, needs_of
+from penstock.engines.ray.payloads import StorePayload, with_payloads
+from penstock.engines.ray.worker import RayWorker, Where
 from penstock.errors import EngineError
 from penstock.models.version_files import add_reports, wanted_files
-from penstock.run.chunks import Chunk
-from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Payload, Progress, Ready, Work
-from penstock.run.pools import Pool
+from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Lost, Ready, Resized, Work, WorkerProgress
+from penstock.run.pools import Pool, room_for
 from penstock.transport.interpreters import import_path
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
 LOOK_EVERY = 1.0  # seconds between two questions how far a split is
 VERSIONS_EVERY = 0.3  # seconds between two looks at which models are wanted
-KEEPER, VERSIONS = -1, -2  # in the place of a worker: what is heard is of a node
-LOOK_FOR_NODES_EVERY = 5.0  # seconds
+KEEPER, VERSIONS, NOBODY = -1, -2, -3  # in the place of a worker: what is heard is of a node, or of the cluster
+LOOK_FOR_NODES_EVERY = 2.0  # seconds
+SILENCE = 20.0  # seconds to find out whether an actor that cannot be reached is gone, and why
 TEARDOWN = 30.0  # seconds for all actors to tear down their steps
 HOSTS_END = 10.0  # seconds for all hosts of models to end
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class StorePayload:
-    """Rows between two stages, in the object store of the driver's node."""
-
-    rows: int
-    size: int
-    ref: Any
-
-    def read(self) -> Any:
-        return InStore(import_ray().get(self.ref), self.rows, self.size).read()
-
-    def release(self) -> None:
-        self.ref = None
-
-    def __getstate__(self) -> tuple[int, int]:
-        return self.rows, self.size  # what it refers to goes beside it
-
-    def __setstate__(self, state: tuple[int, int]) -> None:
-        (self.rows, self.size), self.ref = state, None
 
 
 @dataclass(eq=False)
@@ -65,10 +49,12 @@ class _Member:
     pool: int
     since: float  # when it was asked for
     asked: Mapping[str, Any]  # of its node
+    meant_for: str  # the node that it must be on, if there is one
     node: str = ""  # once it is there
     is_ready: bool = False
     running: set[int] = field(default_factory=set)
     is_asked: bool = False  # how far it is
+    silent_since: float | None = None  # the way to it is broken: nobody knows yet whether it, or its node, is gone
 
 
 class _Heard(NamedTuple):
@@ -78,6 +64,7 @@ class _Heard(NamedTuple):
     what: str
     task: int
     call: Any  # a future
+    answers: Any = None  # a generator of references, which are there once the call has ended
 
 
 class RayFleet:
@@ -94,6 +81,10 @@ class RayFleet:
         self._members: dict[int, _Member] = {}
         self._keepers: dict[str, Keeper] = {}  # by node
         self._gpus = gpu_nodes() if any(pool.on_device for pool in spec.pools.pools) else {}
+        self._sizes = {pool.index: pool.size.workers for pool in spec.pools.pools}
+        self._counts = NodeCounts(self._pools)
+        self._found: list[tuple[int, Event]] = []  # while looking
+        self._demand = Demand(self._ray)
         self._leaving: dict[int, tuple[Any, Any]] = {}  # an actor, and its word that it has torn down its steps
         self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
         self._was_ready: set[int] = set()  # pools that have had a worker
@@ -103,17 +94,18 @@ class RayFleet:
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
         asked = wanted(chosen, len(self._pools))
-        around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead)
+        node = self._gpu_node(chosen)
+        around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
         actor = self._class.options(
             **asked,
-            **self._placed(chosen, worker),
+            **({"scheduling_strategy": self._on(node)} if node else {}),
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, import_path(), chosen.size.slots, chosen.cores, around, self._run)
-        self._members[worker] = _Member(actor, pool, time.monotonic(), asked)
-        self._hear(worker, "where", -1, actor.where.remote(list(self._spec.folders)))
+        ).remote(self._programs, import_path(), chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
+        self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)
+        self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
 
     def assign(self, worker: int, work: Work) -> None:
         member = self._members[worker]
@@ -121,10 +113,14 @@ class RayFleet:
         payload = work.payload
         assert payload is None or isinstance(payload, StorePayload)
         beside = [] if payload is None else [payload.ref]
-        self._hear(worker, "run", work.task, member.actor.run.remote(work, *beside))
+        answers = member.actor.run.options(num_returns="streaming").remote(work, *beside)
+        self._hear(worker, "run", work.task, answers.completed(), answers)
 
     def stop(self, worker: int) -> None:
         member = self._members.pop(worker)
+        if not member.is_ready:  # it has nothing to tear down, and may never be there
+            self._ray.kill(member.actor)
+            return
         self._leaving[worker] = member.actor, (word := member.actor.leave.remote())
         self._hear(worker, "left", -1, word)
 
@@ -136,6 +132,9 @@ class RayFleet:
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             self._look()
+            if self._found:
+                found, self._found = self._found, []
+                return found
             patience = self._look_every if until is None else min(self._look_every, max(0.0, until - time.monotonic()))
             try:
                 heard = self._events.get(timeout=patience)
@@ -168,6 +167,7 @@ class RayFleet:
         actors = [actor for actor, _ in self._leaving.values()] + [member.actor for member in self._members.values()]
         keepers, self._keepers = list(self._keepers.values()), {}
         self._leaving, self._members = {}, {}
+        self._demand.close()
         for actor in actors:
             self._ray.kill(actor)
         if keepers:  # one that never came has nothing to end
@@ -177,9 +177,9 @@ class RayFleet:
 
     # What is heard.
 
-    def _hear(self, worker: int, what: str, task: int, ref: Any) -> None:
+    def _hear(self, worker: int, what: str, task: int, ref: Any, answers: Any = None) -> None:
         """The callback runs on the thread on which Ray hears of everything: it may not call Ray."""
-        ref.future().add_done_callback(lambda call: self._events.put(_Heard(worker, what, task, call)))
+        ref.future().add_done_callback(lambda call: self._events.put(_Heard(worker, what, task, call, answers)))
 
     def _event(self, heard: _Heard) -> Event | None:
         """None: of a worker that has left, or is known to be dead."""
@@ -201,11 +201,19 @@ class RayFleet:
             return None if member.is_ready else self._ready(member)
         if heard.what == "progress":
             member.is_asked = False
-            found: Progress = heard.call.result()
+            if member.silent_since is not None:
+                return self._given_up(heard.worker, "the way to its actor was broken while it ran")
+            found: WorkerProgress = heard.call.result()
             return found if found.rows else None
         member.running.discard(heard.task)
-        event, buffers = heard.call.result()
-        return event if isinstance(event, Failed) else self._with_payloads(event, buffers)
+        word, *refs = heard.answers
+        try:
+            event: Done | Failed = self._ray.get(word)
+            return event if isinstance(event, Failed) else with_payloads(event, refs, member.node)
+        except self._ray.exceptions.RayTaskError as exc:
+            return self._trouble(heard, member, exc)
+        except self._ray.exceptions.ObjectLostError:
+            return Lost(heard.task, was_input=False)
 
     def _arrived(self, worker: int, member: _Member, where: Where) -> Ready | None:
         """It is ready once it knows the keeper of its node, where it may need one."""
@@ -230,7 +238,7 @@ class RayFleet:
     def _ready(self, member: _Member) -> Ready:
         member.is_ready = True
         self._was_ready.add(member.pool)
-        return Ready()
+        return Ready(member.node)
 
     # The hosts of models.
 
@@ -268,31 +276,30 @@ class RayFleet:
         if call.exception() is None:
             add_reports(self._spec.around.folder, node, call.result())
 
-    def _placed(self, pool: Pool, worker: int) -> dict[str, Any]:
-        """Workers that feed a device are on a node that has one."""
+    def _gpu_node(self, pool: Pool) -> str:
+        """Workers that feed a device are on a node that has one: that which has the fewest for its GPUs, also if it came
+        later. Empty: on any node."""
         if not pool.on_device or not self._gpus:
-            return {}
-        alive = gpu_nodes()
-        self._gpus = {node: count for node, count in self._gpus.items() if node in alive} or alive
+            return ""
+        self._gpus = gpu_nodes()
         if not self._gpus:
             raise EngineError("no node of the Ray cluster has a GPU any more, and the models of this run are on GPUs")
-        node = list(self._gpus)[worker % len(self._gpus)]
-        strategies = self._ray.util.scheduling_strategies
-        return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node, soft=False)}
+        there = Counter(member.meant_for for member in self._members.values() if member.pool == pool.index)
+        return min(self._gpus, key=lambda node: (there[node] / self._gpus[node], node))
 
-    def _with_payloads(self, done: Done, buffers: list[Any]) -> Done:
-        payloads: list[Payload] = []
-        kinds = [(outlet.kind, chunk) for outlet, chunks in done.shipped for chunk in chunks]
-        for (kind, empty), buffer in zip(kinds, buffers, strict=True):
-            if kind == "stage":
-                payloads.append(StorePayload(empty.rows, empty.size, self._ray.put(buffer)))
-            else:
-                payloads.append(Chunk(empty.rows, empty.size, data=bytes(buffer)))
-        return put_together(done, payloads)
+    def _on(self, node: str) -> Any:
+        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _trouble(self, heard: _Heard, member: _Member, error: BaseException) -> Event | None:
         """A call that gave no answer: its actor is gone, or Ray could not carry what it gave."""
+        for answer in (heard.answers.completed(), *heard.answers) if heard.answers else ():
+            with contextlib.suppress(self._ray.exceptions.RayError):  # Ray logs errors that nobody has looked at
+                self._ray.get(answer)
         gone = (self._ray.exceptions.RayActorError, self._ray.exceptions.ActorUnschedulableError)
+        if isinstance(error, self._ray.exceptions.ActorUnavailableError):  # the next question how far it is says more
+            member.silent_since = member.silent_since or time.monotonic()
+            member.is_asked = member.is_asked and heard.what != "progress"
+            return None
         if isinstance(error, gone):
             del self._members[heard.worker]
             return self._death(member, error)
@@ -301,6 +308,8 @@ class RayFleet:
             return None
         if heard.what == "run":
             member.running.discard(heard.task)
+            if isinstance(error, self._ray.exceptions.ObjectLostError):
+                return Lost(heard.task, was_input=True)
             return Failed(heard.task, ErrorReport.of(_cause_of(error)))
         raise EngineError(f"an actor of Ray cannot say where it is: {type(error).__name__}: {error}") from error
 
@@ -312,6 +321,11 @@ class RayFleet:
         is_gone = is_gone or (bool(member.node) and member.node not in alive)
         return Died(told[:2000], killed="creation task" not in told, blameless=is_gone)
 
+    def _given_up(self, worker: int, why: str) -> Died:
+        """What became of its splits is not known: they run again elsewhere, and it is ended."""
+        self._ray.kill(self._members.pop(worker).actor)
+        return Died(why, killed=True, blameless=True)
+
     # What is looked at now and then.
 
     def _look(self) -> None:
@@ -321,13 +335,34 @@ class RayFleet:
         self._looked = now
         if self._spec.changes:
             self._exchange()
-        for worker, member in self._members.items():
-            if member.running and not member.is_asked:
+        for worker, member in list(self._members.items()):
+            if member.silent_since is not None and now - member.silent_since > SILENCE:
+                self._found.append((worker, self._given_up(worker, f"its actor was not heard of for {SILENCE:g} s")))
+            elif (member.running or member.silent_since is not None) and not member.is_asked:
                 member.is_asked = True
                 self._hear(worker, "progress", -1, member.actor.progress.remote())
         if now - self._looked_for_nodes >= min(LOOK_FOR_NODES_EVERY, self._wait_for_resources):
             self._looked_for_nodes = now
             self._check_resources(now)
+            self._follow_nodes()
+
+    def _follow_nodes(self) -> None:
+        """Pools have as many workers as the nodes have room for, up to the user's maximum; what is missing to that is asked
+        of the autoscaler, while a pool has use for all that it may have, and does not wait for a service."""
+        machine = whole()
+        throttled = self._spec.throttling.pools(time.monotonic())
+        for index, pool in self._pools.items():
+            room, _ = room_for(pool.hints, pool.most, machine)
+            if room != self._sizes[index]:
+                self._sizes[index] = room
+                self._found.append((NOBODY, Resized(index, room)))
+            mine = [member for member in self._members.values() if member.pool == index]
+            missing = max(0, (pool.most or 0) - room) if len(mine) >= room and index not in throttled else 0
+            self._demand.ask(index, missing, needs_of(pool, len(self._pools)))
+        changed = self._counts.changed()
+        for member in self._members.values():
+            if member.pool in changed:
+                member.actor.share.remote(changed[member.pool])
 
     def _check_resources(self, now: float) -> None:
         """An error for a pool that no node can have a worker of, when it has waited long enough."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.engines.ray.cluster import node_here, node_run_folder
 from penstock.models.folder_use import FolderUse
+from penstock.models.host_address import Address, end_hosts
 from penstock.models.memory import visible_gpus
 from penstock.models.messages import HostSpec
-from penstock.models.rendezvous import Address, end_hosts
 from penstock.models.version_files import exchange
 
 

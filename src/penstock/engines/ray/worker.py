@@ -11,24 +11,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from penstock import crashes
-from penstock.blocks import Block
 from penstock.engines.ray.cluster import import_ray, node_here, node_run_folder
+from penstock.engines.ray.payloads import InStore, shipped, taken_apart
 from penstock.errors import TransientError
-from penstock.inference.session import Sessions
+from penstock.inference.session import ProcessSessions
 from penstock.models.folder_use import FolderUse
+from penstock.models.host_address import Address, start_hosts_by
 from penstock.models.messages import HostSpec
 from penstock.models.place import Surroundings
-from penstock.models.rendezvous import Address, start_hosts_by
 from penstock.observe.metrics import Metrics
-from penstock.run.chunks import AnonymousFile, Chunk, packed
+from penstock.remote.nodes import tell
 from penstock.run.execute import Executor
-from penstock.run.fleet import Done, Failed, Progress, Work
-from penstock.transport.channel import read_all
+from penstock.run.fleet import Done, Failed, Work, WorkerProgress
 from penstock.transport.interpreters import thread_variables
-from penstock.transport.packing import unpack
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
 
@@ -44,44 +40,43 @@ class Where:
     missing: tuple[str, ...]  # of the folders that the run writes to
 
 
-@dataclass(eq=False)
-class InStore:
-    """Rows that came with the work, in the memory of Ray's object store, which nobody may change."""
-
-    buffer: Any
-    rows: int
-    size: int
-
-    def read(self) -> Iterator[Block]:
-        yield from unpack(memoryview(bytearray(self.buffer)))
-
-    def release(self) -> None: ...
-
-
 class RayWorker:
     """Ray calls its methods, each on a thread of Ray's own; splits run on threads of its own, which keep their steps."""
 
     def __init__(
-        self, programs: Mapping[int, bytes], path: Sequence[str], slots: int, cores: int, around: Surroundings, run: str
+        self,
+        programs: Mapping[int, bytes],
+        path: Sequence[str],
+        slots: int,
+        cores: int,
+        around: Surroundings,
+        run: str,
+        nodes: int,
     ) -> None:
-        """path: where the driver imports from; what of it is on this node is looked through last."""
+        """path: where the driver imports from; what of it is on this node is looked through last. nodes: see share()."""
         crashes.become("worker")
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()
         self._use = FolderUse(node_run_folder(run, self._node))
-        around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus)
-        self._sessions = Sessions(Metrics(), around)
+        nodes_file = os.path.join(self._use.folder, f"{around.nodes_file}.nodes")
+        around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus, nodes_file=nodes_file)
+        self._sessions = ProcessSessions(Metrics(), around)
+        self.share(nodes)
         self._keeper: Any = None
         self._changed = threading.Condition()  # guards the keeper
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
-        self._executors = [Executor(programs, self._sessions, packed) for _ in range(slots)]
+        self._executors = [Executor(programs, self._sessions, shipped) for _ in range(slots)]
         self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
         for thread in self._threads:
             thread.start()
 
     def where(self, folders: Sequence[str] = ()) -> Where:
         return Where(self._node, __version__, tuple(folder for folder in folders if not os.path.isdir(folder)))
+
+    def share(self, nodes: int) -> None:
+        """So many nodes may have workers like this one: limits of services are shared out among them."""
+        tell(self._sessions.around.nodes_file, nodes)
 
     def settle(self, keeper: Any, gpus: tuple[str, ...], versions: object) -> Where:
         """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs.
@@ -106,25 +101,28 @@ class RayWorker:
                     if not self._changed.wait_for(lambda: self._keeper is not keeper, KEEPER_WAIT):  # noqa: B023
                         raise TransientError(f"no actor starts models on node {self._node}: {exc}") from exc
 
-    def run(self, work: Work, buffer: Any = None) -> tuple[Done | Failed, list[Any]]:
-        """One split; `buffer`: the rows of a stage before. What it made for other stages comes beside the word of it: Ray
-        passes that on in shared memory."""
+    def run(self, work: Work, buffer: Any = None) -> Iterator[Any]:
+        """One split; `buffer`: the rows of a stage before. First the word of it, with empty chunks, then what was in each:
+        Ray keeps these in the object store of this node, and they are the driver's, so that they outlive this actor."""
         if work.payload is not None:
             work = replace(work, payload=InStore(buffer, work.payload.rows, work.payload.size))
         answer: Future[Done | Failed] = Future()
         self._queue.put((work, answer))
         event = answer.result()
         sys.stdout.flush()
-        if isinstance(event, Failed):
-            return event, []
-        try:
-            return _taken_apart(event)
-        except Exception as exc:
-            return Failed(work.task, ErrorReport.of(exc)), []
+        buffers: list[Any] = []
+        if isinstance(event, Done):
+            try:
+                event, buffers = taken_apart(event)
+            except Exception as exc:
+                event = Failed(work.task, ErrorReport.of(exc))
+        yield event
+        while buffers:  # no `yield from`: Ray sends into generators
+            yield buffers.pop(0)
 
-    def progress(self) -> Progress:
+    def progress(self) -> WorkerProgress:
         rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
-        return Progress(rows, self._sessions.drain_metrics() if rows else Metrics())
+        return WorkerProgress(rows, self._sessions.drain_metrics() if rows else Metrics())
 
     def leave(self) -> None:
         """Tear down the steps, and let go of the models."""
@@ -143,28 +141,3 @@ class RayWorker:
             except BaseException as exc:  # whoever waits must hear of it
                 answer.set_exception(exc)
         executor.close()
-
-
-def _taken_apart(done: Done) -> tuple[Done, list[Any]]:
-    """The same with empty chunks, and what was in them, in that order."""
-    buffers = [_buffer(chunk) for chunk in done.payloads if isinstance(chunk, Chunk)]
-    shipped = [(outlet, [_emptied(each) for each in payloads]) for outlet, payloads in done.shipped]
-    return replace(done, shipped=shipped), buffers
-
-
-def _buffer(chunk: Chunk) -> np.ndarray[Any, Any]:
-    if chunk.data is not None:
-        return np.frombuffer(chunk.data, np.uint8)
-    assert isinstance(chunk.file, AnonymousFile)
-    return np.frombuffer(read_all(chunk.file.fd, chunk.offset, chunk.size), np.uint8)
-
-
-def _emptied(payload: Any) -> Chunk:
-    payload.release()
-    return Chunk(payload.rows, payload.size)
-
-
-def put_together(done: Done, payloads: Sequence[Any]) -> Done:
-    """In the coordinator's process: with these payloads, in the order in which they were taken out."""
-    rest = iter(payloads)
-    return replace(done, shipped=[(outlet, [next(rest) for _ in empty]) for outlet, empty in done.shipped])

@@ -97,10 +97,10 @@ def _digest_changes(
     after: Mapping[str, str],
     new: str = "set now",
     gone: str = "not set any more",
-    other: str = "is another",
+    other: str = "has changed",
 ) -> Iterator[str]:
     if before.get("class") != after.get("class"):
-        yield "its class is another"
+        yield "its class has changed"
         return
     for key in sorted(before.keys() | after.keys()):
         what = "its function" if key == "fn" else key  # of Map and the like: people call it by another name

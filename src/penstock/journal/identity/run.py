@@ -18,7 +18,7 @@ from penstock.io.files import checked_path, without_secrets
 from penstock.io.memory import MemorySource
 from penstock.journal.identity.changes import ROWS_IN_MEMORY, Identity
 from penstock.journal.identity.code import digest_of, files_of, is_users, script
-from penstock.journal.identity.settings import Digests, attributes_of, is_free
+from penstock.journal.identity.settings import SettingDigests, attributes_of, is_free
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.pipeline import Graph
 from penstock.run.plan import Plan
@@ -33,7 +33,7 @@ OWN_SWITCHES = {"--deterministic", "--progress", "--no-progress", "--fresh", "--
 
 def describe_run(graph: Graph, plan: Plan) -> Identity:
     """The identity of a run of this graph. In the user's process, before anything of the plan is sent anywhere."""
-    names, digests = stable_names(graph), Digests()
+    names, digests = stable_names(graph), SettingDigests()
     models = {names[node.label]: spec for node in graph.nodes if (spec := node.transform.traits().model) is not None}
     return Identity(
         shape=tuple(_shape(graph, plan, names)),
@@ -111,7 +111,7 @@ def _end(end: Step | Outlet, plan: Plan, names: Mapping[str, str]) -> str:
 # The settings of steps.
 
 
-def _settings_of(transform: PTransform[Any, Any], digests: Digests) -> dict[str, str]:
+def _settings_of(transform: PTransform[Any, Any], digests: SettingDigests) -> dict[str, str]:
     source = transform.traits().source
     if isinstance(source, MemorySource):
         return {ROWS_IN_MEMORY: digests.rows(source.rows)}
@@ -148,7 +148,7 @@ def _public(thing: Any, but: set[str]) -> dict[str, Any]:
 # What of a model handler decides on its answers; how and where the model runs may change from run to run.
 
 
-def _handler_settings(spec: InferenceSpec, digests: Digests) -> Iterator[tuple[str, str]]:
+def _handler_settings(spec: InferenceSpec, digests: SettingDigests) -> Iterator[tuple[str, str]]:
     """Of a step's handler, of the functions around the model, and of the arguments of its calls."""
     path = spec.path
     found = dict(_handler(path.model_handler, ""))

@@ -42,12 +42,13 @@ _FREE = {
     *("large_model", "model_copies", "device", "device_map", "map_location", "env_vars", "max_concurrent_batches"),
     *("num_workers", "num_threads", "metrics_namespace", "retry_safe", "backoff", "show_progress_bar", "cache_dir"),
     *("token", "auth_token", "access_token", "hf_token", "use_auth_token", "api_key", "password", "secret", "credentials"),
+    *("rules", "credentials", "max_in_flight", "max_concurrent_requests", "httpx_args", "run_place", "namespace"),
     *("preprocess_fns", "postprocess_fns", "no_batching"),
 }
 _FREE_PATTERN = re.compile(r"(^|_)(timeouts?|retry|retries|attempts|api_key|password)(_|$)")
 
 
-class Digests:
+class SettingDigests:
     """Makes digests, and notes in which modules the functions and classes that it comes by are defined."""
 
     def __init__(self) -> None:

@@ -1,0 +1,64 @@
+"""What a PyTorch model computes with: the type of its weights, autocast, and whether it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Checked when made. Types are names, so that describing a model imports no torch."""
+
+    dtype: str | None = None
+    autocast: str | None = None
+    compiles: Mapping[str, Any] | None = None  # arguments of torch.compile(); None: it is not called
+
+    @classmethod
+    def of(cls, dtype: Any, autocast: Any, compile_: Any) -> Precision:
+        if not isinstance(compile_, (bool, Mapping)):
+            raise UsageError(f"compile={compile_!r}: expected True, False, or a dict of arguments of torch.compile()")
+        options = {} if compile_ is True else compile_
+        compiles = None if options is False else dict(options)
+        return cls(dtype=_name("dtype", dtype), autocast=_name("autocast", autocast), compiles=compiles)
+
+    def applied(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The loaded model, as it is to be called."""
+        import torch
+
+        if self.dtype is not None:
+            model = model.to(getattr(torch, self.dtype))
+        if self.compiles is not None:
+            model = torch.compile(model, **self.compiles)
+        return model
+
+    def calling(self, call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        """The call, under autocast if that is wanted."""
+        if self.autocast is None:
+            return call
+        import torch
+
+        kind = getattr(torch, self.autocast)
+
+        def cast(*inputs: Any, **named: Any) -> Any:
+            with torch.autocast(device.type, kind):
+                return call(*inputs, **named)
+
+        return cast
+
+
+def _name(setting: str, given: Any) -> str | None:
+    if given is None:
+        return None
+    name = str(given).removeprefix("torch.")
+    if name not in _FLOATS:
+        raise UsageError(f"{setting}={given!r}: expected one of {', '.join(_FLOATS)}, or None")
+    return name

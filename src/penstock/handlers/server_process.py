@@ -1,0 +1,243 @@
+"""A model server on this machine: started on a free port, waited for, looked after and ended.
+
+    the model's process -- a pipe --> its guardian (server_guardian.py) --> the server, in a process group of its own
+
+The server ends when this process lets go of it, and when it is killed. What the server prints is read here; its end is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from penstock.errors import ModelLoadError, ModelLostError
+from penstock.handlers import server_guardian
+from penstock.transport.interpreters import describe_exit
+
+HOST = "127.0.0.1"
+PORT, KEY = "{port}", "{key}"
+LOG_LINES = 40
+COMMAND_SHOWN = 300  # characters
+LINE_BYTES = 2000
+LOOK = (0.05, 1.0)  # seconds between two looks whether a server is ready: the first, the longest
+LOOK_TIMEOUT = 5.0
+PORTS = 3  # tried, where another process took the one that was free
+END_IS_SEEN = 2.0  # seconds after a request failed
+PATIENCE = 2 * server_guardian.GRACE + 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """How a server is started, and when it is ready. `{port}` stands for the port in the command, in the variables and in
+    the URL."""
+
+    command: tuple[str, ...]
+    ready_url: str
+    start_timeout: float  # seconds
+    variables: Mapping[str, str] = field(default_factory=dict)
+    key_variable: str | None = None  # of the environment, where the server looks for the key that requests must carry
+    log_file: str | None = None  # all that the server prints is appended to it
+
+    def __str__(self) -> str:
+        text = shlex.join(self.command)
+        return text if len(text) <= COMMAND_SHOWN else f"{text[:COMMAND_SHOWN]}..."
+
+
+class ServerProcess:
+    """A server that is ready. It ends with close(), when nothing refers to this any more, and with this process."""
+
+    def __init__(self, port: int, key: str, guardian: subprocess.Popen[bytes], log: ServerLog) -> None:
+        self.port = port
+        self.key = key
+        self.url = f"http://{HOST}:{port}"
+        self._guardian = guardian
+        self._log = log
+        self.close = weakref.finalize(self, _end, guardian)
+
+    def lost(self) -> ModelLostError | None:
+        """Asked after a request got no answer: why, if the server has ended; None: it is there."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return ModelLostError(f"the server ended: {describe_exit(self._guardian.wait(END_IS_SEEN))}{self._log.told()}")
+        return None
+
+    def has_ended(self) -> bool:
+        return self._guardian.poll() is not None
+
+    def memory_bytes(self) -> int | None:
+        """That the server and what it started hold in RAM; None where that cannot be seen."""
+        sizes = [_proportional_bytes(pid) for pid in _descendants(self._guardian.pid)]
+        return sum(size or 0 for size in sizes) or None
+
+    def log(self) -> str:
+        """The end of what it printed."""
+        return self._log.text()
+
+
+class ServerLog:
+    """What a server prints: the last lines of it, and a file with all of it, if the user wants one."""
+
+    def __init__(self, printed: IO[bytes], path: str | None) -> None:
+        self._lines: deque[bytes] = deque(maxlen=LOG_LINES)
+        file = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
+        self._reader = threading.Thread(target=_read, args=[printed, self._lines, file], daemon=True, name="server log")
+        self._reader.start()
+
+    def text(self) -> str:
+        return b"".join(list(self._lines)).decode(errors="backslashreplace").rstrip()
+
+    def told(self) -> str:
+        """For an error, after the server has ended."""
+        self._reader.join(1.0)  # what it printed last; a process that has left its group may hold the pipe open
+        text = self.text()
+        return f"; its log ends with:\n{text}" if text else "; it printed nothing"
+
+
+def start_server(command: ServerCommand) -> ServerProcess:
+    """Start it and wait until it is ready. ModelLoadError with the end of its log if it exits or is not ready in time;
+    ModelLostError if a signal ended it."""
+    for attempt in range(1, PORTS + 1):
+        port = _free_port()
+        try:
+            return _started(command, port)
+        except ModelLoadError:
+            if attempt == PORTS or not _is_taken(port):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _started(command: ServerCommand, port: int) -> ServerProcess:
+    key = secrets.token_urlsafe(24) if command.key_variable is not None else ""
+    own = {name: value.replace(PORT, str(port)) for name, value in command.variables.items()}
+    if command.key_variable is not None:
+        own[command.key_variable] = key
+    arguments = [argument.replace(PORT, str(port)) for argument in command.command]
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", server_guardian.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **own},
+        start_new_session=True,  # it outlives the group of this process, to end the server
+    )
+    assert guardian.stdout is not None
+    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, command.log_file))
+    try:
+        _await_ready(server, command, command.ready_url.replace(PORT, str(port)))
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _await_ready(server: ServerProcess, command: ServerCommand, url: str) -> None:
+    started, pause = time.monotonic(), LOOK[0]
+    seen = "nothing answered"
+    while time.monotonic() < started + command.start_timeout:
+        seen = _look(url, server.key)
+        if (code := server._guardian.poll()) is not None:
+            _raise_ended(server, command, code)
+        if not seen:
+            return
+        time.sleep(min(pause, max(0.0, started + command.start_timeout - time.monotonic())))
+        pause = min(LOOK[1], pause * 1.5)
+    server.close()
+    raise ModelLoadError(
+        f"the server was not ready after {command.start_timeout:g} s (start_timeout): {url}: "
+        f"{seen}; it was started with: {command}{server._log.told()}"
+    )
+
+
+def _raise_ended(server: ServerProcess, command: ServerCommand, code: int) -> None:
+    how = f"exit code {code}" if code >= 0 else describe_exit(code)
+    what = f"the server ended before it was ready: {how}; it was started with: {command}{server._log.told()}"
+    raise ModelLoadError(what) if code >= 0 else ModelLostError(what)  # by a signal from outside, maybe: it is started again
+
+
+def _look(url: str, key: str) -> str:
+    """What is wrong with a server; nothing when it is ready."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with _DIRECTLY.open(request, timeout=LOOK_TIMEOUT):
+            return ""
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return f"HTTP {exc.code} {exc.read(200).decode(errors='backslashreplace')}".strip()
+    except Exception as exc:  # refused, reset, timed out, no HTTP
+        return str(getattr(exc, "reason", exc)) or type(exc).__name__
+
+
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's loopback
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+def _end(guardian: subprocess.Popen[bytes]) -> None:
+    """Let go of the server, and wait until it has ended."""
+    assert guardian.stdin is not None
+    with contextlib.suppress(OSError):
+        guardian.stdin.close()
+    try:
+        guardian.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        guardian.kill()  # the server goes with it
+        guardian.wait()
+
+
+def _read(printed: IO[bytes], lines: deque[bytes], file: IO[bytes] | None) -> None:
+    with printed, file or contextlib.nullcontext():
+        while line := printed.readline(LINE_BYTES):
+            lines.append(line)
+            if file is not None:
+                file.write(line)
+
+
+def _descendants(pid: int) -> set[int]:
+    """The processes that this one has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(name)] = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    last = {pid}
+    while last := {child for child, parent in parents.items() if parent in last} - found:
+        found |= last
+    return found
+
+
+def _proportional_bytes(pid: int) -> int | None:
+    """Memory that several processes share is counted in parts."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc", str(pid), "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return None

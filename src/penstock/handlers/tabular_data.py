@@ -1,0 +1,127 @@
+"""Rows and Arrow tables as what models of tables take: one float matrix, or one pandas frame.
+
+Rows that are dicts go the way of tables, so that a row gives the same answer whichever way it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.arrow_columns import numbers_of
+from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.handlers.number_columns import is_number, table_of_numbers, table_of_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+
+
+def matrix_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Matrix:
+    """Rows that are 1-D arrays of one length, or dicts of numbers, as one matrix."""
+    if isinstance(rows[0], Mapping):
+        return matrix_of_table(table_of_numbers(rows, columns), columns)
+    shapes = {np.shape(row) for row in rows}
+    if len(shapes) > 1 or len(*shapes) != 1:
+        seen = ", ".join(sorted(map(str, shapes)))
+        raise RowError(f"the rows of one batch must be 1-D arrays of one length, or dicts, but saw the shapes {seen}")
+    return np.array(rows)
+
+
+def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
+    """The columns as a matrix of 64-bit floats, filled column by column; nulls become NaN."""
+    names = table.column_names if columns is None else columns
+    matrix = np.empty((table.num_rows, len(names)))
+    for at, column in enumerate(_select(table, names).columns):
+        if not is_number(column.type):
+            raise RowError(_no_numbers(names[at], column.type))
+        matrix[:, at] = numbers_of(column.cast(pa.float64(), safe=False))
+    return matrix
+
+
+def check_numbers(schema: pa.Schema, columns: Sequence[str] | None) -> None:
+    """UsageError when a column that the model takes holds no numbers."""
+    for name in schema.names if columns is None else columns:
+        kind = schema.field(schema.names.index(name)).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind  # in rows, these are numbers
+        if not is_number(kind) and not isinstance(kind, pa.BaseExtensionType):
+            raise UsageError(_no_numbers(name, kind))
+
+
+def rows_not_finite(matrix: Matrix) -> Sequence[Sequence[int]]:
+    """The rows that hold NaN or infinity, those with the same ones in the same columns together."""
+    if matrix.dtype.kind != "f":
+        return []
+    rows = np.flatnonzero(~np.isfinite(matrix).all(axis=1))
+    found = matrix[rows]
+    marks = np.isnan(found) + 2 * np.isposinf(found) + 3 * np.isneginf(found)
+    kinds: dict[bytes, list[int]] = {}
+    for row, mark in zip(rows.tolist(), marks, strict=True):
+        kinds.setdefault(mark.tobytes(), []).append(row)
+    return list(kinds.values())
+
+
+def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:
+    """Rows that are frames of one row, Series or dicts as one frame."""
+    pandas = _pandas()
+    if isinstance(rows[0], Mapping):
+        return frame_of_table(table_of_records(rows, columns), columns)
+    if all(isinstance(row, pandas.Series) for row in rows):
+        frame = pandas.DataFrame(list(rows)).infer_objects()
+    else:
+        _check_frames(rows)
+        frame = pandas.concat(rows, ignore_index=True)
+    if {row.shape[-1] for row in rows} != {frame.shape[1]}:
+        raise RowError(f"the rows of one batch must have the same columns, but saw these in only some: {list(frame)}")
+    if columns is None:
+        return frame  # type: ignore[no-any-return]
+    _check_names(columns, list(frame.columns))
+    return frame[list(columns)]  # type: ignore[no-any-return]
+
+
+def frame_of_table(table: pa.Table, columns: Sequence[str] | None) -> pd.DataFrame:
+    """The columns as a frame, with pandas' types."""
+    _pandas()
+    frame: pd.DataFrame = _select(table, table.column_names if columns is None else columns).to_pandas()
+    return frame
+
+
+def _check_frames(rows: Sequence[Any]) -> None:
+    frame_class = _pandas().DataFrame
+    for row in rows:
+        if not isinstance(row, frame_class) or len(row) != 1:
+            seen = f"a frame of {len(row)} rows" if isinstance(row, frame_class) else type(row).__name__
+            raise RowError(
+                "the rows of one batch must all be pandas DataFrames of one row, or all Series, or all dicts, "
+                f"but saw {seen}"
+            )
+
+
+def _select(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    _check_names(names, table.column_names)
+    return table.select(list(names))
+
+
+def _check_names(wanted: Sequence[str], seen: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in seen]
+    if missing:
+        raise RowError(f"columns {missing} are not there: saw {list(seen)}; check columns=[...] and the rows")
+
+
+def _no_numbers(name: str, kind: pa.DataType) -> str:
+    return (
+        f"column {name!r} holds {kind}, but the model takes numbers; leave it out with columns=[...], convert it in a step "
+        "before, or use the handler for pandas"
+    )
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError("pandas", "pandas") from exc
+    return pandas

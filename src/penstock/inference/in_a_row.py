@@ -1,0 +1,63 @@
+"""Batches of one caller that run one after the other: what is the same for all of them is done once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.answers import as_rows
+from penstock.blocks import Block, row_count, slice_rows
+from penstock.forks import end_if_forked, this_process
+from penstock.inference.calls import checked_answers
+from penstock.inference.model import ModelCopy
+from penstock.models.outcome import Outcome, in_one
+from penstock.row_copies import are_constant
+
+if TYPE_CHECKING:
+    from penstock.inference.residents import Resident
+
+
+def outcomes_in_a_row(copy: Resident, rows: Block, size: int, how: tuple[Any, ...], prepared: str | None) -> list[Outcome]:
+    """Of batches of so many rows; or one for all of them, where none of them is unlike the others. how: the arguments of
+    the model, the step, and how errors are handled, as for ModelCopy.outcomes()."""
+    if row_count(rows) <= size:
+        return [copy.outcomes(rows, *how, prepared=prepared)]
+    first = copy.outcomes(slice_rows(rows, 0, size), *how, prepared=prepared)
+    if type(first.answers) is not list or not isinstance(copy, ModelCopy) or not _is_plain(copy, rows):
+        return [first, *(copy.outcomes(batch, *how, prepared=prepared) for batch in _batches(rows, size, size))]
+    answers, raised = _plain_answers(copy, rows, size, how[0])
+    made = Outcome(answers, model_id=copy.model_id())
+    if raised is None and (whole := in_one([first, made])) is not None:
+        return [whole]
+    outcomes = [first, *(made._replace(answers=each) for each in _batches(answers, 0, size))]
+    for batch in _batches(rows, size + len(answers), size):
+        outcomes.append(copy.outcomes(batch, *how, raised=raised))
+        raised = None
+    return outcomes
+
+
+def _is_plain(copy: ModelCopy, rows: Block) -> bool:
+    """Whether a call is just that, and leaves the rows as they were submitted."""
+    return copy.is_plain and isinstance(rows, list) and (are_constant(rows) or not copy.handler.changes_rows())
+
+
+def _plain_answers(copy: ModelCopy, rows: Block, size: int, args: Any) -> tuple[list[Any], BaseException | None]:
+    """The answers from the second batch on, up to the first call that fails, and what that has raised."""
+    assert copy.loaded is not None
+    run, model, began = copy.handler.run_inference, copy.loaded.model, this_process()
+    answers: list[Any] = []
+    try:
+        for batch in _batches(rows, size, size):
+            count = len(batch)  # the list is the handler's own: it may use it up
+            made: Any = run(batch, model, args)
+            end_if_forked(began, copy.step)
+            if type(made) is not list or len(made) != count:
+                made = as_rows(checked_answers(made, count, copy.step))
+            answers += made
+    except BaseException as exc:
+        end_if_forked(began, copy.step)
+        return answers, exc
+    return answers, None
+
+
+def _batches(rows: Block, first: int, size: int) -> list[Block]:
+    return [slice_rows(rows, at, min(at + size, row_count(rows))) for at in range(first, row_count(rows), size)]

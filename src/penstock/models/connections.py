@@ -1,0 +1,191 @@
+"""Whom a broker talks to: connections that never make it wait, its clients, and the processes that hold the model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.batching.entry import Entry
+from penstock.models.host_batches import Parcel
+from penstock.models.messages import Freed, HostSpec, Payload, Submit
+from penstock.transport.channel import Frames, frame
+from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
+from penstock.transport.segments import SegmentRef
+
+
+class Held:
+    """A submitted block: bytes, or shared memory that is let go of with the last batch that needs it."""
+
+    def __init__(self, payload: Payload, fds: Sequence[int], how: bytes) -> None:
+        self.payload = payload
+        self.fd = fds[payload.at] if isinstance(payload, SegmentRef) else None
+        self.how = how
+
+    def __del__(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def entries_of(message: Submit, parcel: Parcel) -> list[Entry[Parcel]]:
+    """The rows of a submitted block; of many models, those for each of them."""
+    parts: Sequence[tuple[str | None, int, int]] = message.parts or [(None, 0, message.rows)]
+    return [
+        Entry(
+            parcel,
+            stop,
+            start=start,
+            weights=message.weights,
+            lengths=message.lengths,
+            group=(message.group, message.how),
+            alone=message.alone,
+            bytes=message.size * (stop - start) // max(1, message.rows),
+            model=model,
+        )
+        for model, start, stop in parts
+    ]
+
+
+class Connection:
+    """A connection: what is to be sent waits here, never the broker."""
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, owner: Any) -> None:
+        self.sock = sock
+        self.frames = Frames(sock)
+        self._selector = selector
+        self._owner = owner
+        self._out: deque[tuple[memoryview, list[int]]] = deque()
+        selector.register(sock, selectors.EVENT_READ, owner)
+
+    def send(self, message: object, fds: Sequence[int] = ()) -> None:
+        with frame(message, fds, plain=True) as (data, beside):
+            self._out.append((memoryview(data), [os.dup(fd) for fd in beside]))
+        if len(self._out) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent. A peer that is gone is noticed when it is read from."""
+        while self._out:
+            data, fds = self._out[0]
+            try:
+                sent = socket.send_fds(self.sock, [data], fds)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._drop()
+                break
+            for fd in fds:
+                os.close(fd)
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = data[sent:], []
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        if self._selector.get_key(self.sock).events != wanted:
+            self._selector.modify(self.sock, wanted, self._owner)
+
+    def close(self) -> None:
+        self._drop()
+        self._selector.unregister(self.sock)
+        self.frames.close()
+        self.sock.close()
+
+    def _drop(self) -> None:
+        for _, fds in self._out:
+            for fd in fds:
+                os.close(fd)
+        self._out.clear()
+
+
+class Lent:
+    """Segments of shared memory: whose they are, and which models' processes may refer to those of clients."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Client | Model] = {}
+        self._readers: dict[tuple[str, int], set[Model]] = {}
+
+    def owns(self, payload: Payload, owner: Client | Model) -> None:
+        if isinstance(payload, SegmentRef):
+            self._owners[payload.owner] = owner
+
+    def lend(self, payload: SegmentRef, model: Model) -> None:
+        self._readers.setdefault((payload.owner, payload.number), set()).add(model)
+
+    def freed(self, message: Freed) -> None:
+        """By a client, which refers to answers no more."""
+        if (owner := self._owners.get(message.owner)) is not None:
+            owner.line.send(message)
+
+    def returned(self, model: Model, owner: str, numbers: Iterable[int]) -> None:
+        """A model refers to these segments no more. Their owner is told when no model does."""
+        for number in numbers:
+            readers = self._readers.get((owner, number))
+            if readers is not None:
+                readers.discard(model)
+                if not readers:
+                    del self._readers[owner, number]
+                    if (client := self._owners.get(owner)) is not None:
+                        client.line.send(Freed(owner, [number]))
+
+    def lost(self, owner: Client | Model) -> None:
+        for name in [name for name, known in self._owners.items() if known is owner]:
+            del self._owners[name]
+        if isinstance(owner, Model):
+            for segment, number in list(self._readers):
+                self.returned(owner, segment, [number])
+
+
+class Client:
+    def __init__(self, number: int, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.number = number
+        self.line = Connection(sock, selector, self)
+        self.parcels: dict[int, int] = {}  # ticket -> parcel, while it is not answered
+
+
+class Model:
+    """The process that holds one copy."""
+
+    def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector, dumps: bool) -> None:
+        self.copy = copy
+        self.sent: set[int] = set()  # parcels whose rows it has
+        self.killed_because: str | None = None
+        self.last_word: str | None = None  # of a process that ends by itself, why
+        self._selector = selector
+        device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
+        ours, theirs = map(above_standard, socket.socketpair())
+        with theirs:
+            timed = "untimed" if spec.timeout is None else "timed"
+            arguments = [theirs.fileno(), spec.concurrent, timed, "dumps" if dumps else "silent"]
+            self.process: subprocess.Popen[bytes] = start_interpreter(
+                "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
+            )
+        self.line = Connection(ours, selector, self)
+        self.pidfd = open_pidfd(self.process.pid)
+        if self.pidfd is not None:
+            selector.register(self.pidfd, selectors.EVENT_READ, self)
+        self.line.send(spec.program)
+
+    def kill(self, why: str | None = None) -> None:
+        self.killed_because = why
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def bury(self) -> str:
+        """It is gone, or as good as: end what it started, and say how it ended."""
+        self.line.close()
+        if self.pidfd is not None:
+            self._selector.unregister(self.pidfd)
+            os.close(self.pidfd)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.5 if self.killed_because is None else 0)
+        code = self.process.poll()
+        self.kill(self.killed_because)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for that
+            self.process.wait(2)
+        return self.killed_because or self.last_word or describe_exit(code)

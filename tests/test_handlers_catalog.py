@@ -1,0 +1,194 @@
+"""The list of handlers: Penstock's own, those of other packages, and what is said where a package is missing or too old."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import MissingPackageError
+from penstock.handlers import catalog
+from penstock.handlers.catalog import FAMILIES, HandlerFamily, Need
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path(penstock.__file__).parent / "handlers"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+PLUG_IN = """
+from penstock.handlers.catalog import HandlerFamily, Need
+
+FAMILY = HandlerFamily(
+    name="words", module="wordy.handler", handlers=["WordHandler"],
+    needs=[Need(module="no_such_words", distributions=["no-such-words"], least="2", tried="2.5")],
+    install="penstock-wordy",
+)
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path) -> Any:
+    """A package as pip installs it, with one module."""
+
+    def make(module: str, value: str = "wordy:FAMILY") -> subprocess.CompletedProcess[str]:
+        (tmp_path / "wordy.py").write_text(module)
+        info = tmp_path / "penstock_wordy-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-wordy\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[penstock.handlers]\nwords = {value}\n")
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-m", "penstock.cli", "handlers"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return make
+
+
+def test_the_command_lists_what_there_is_and_what_is_missing(plug_in: Any) -> None:
+    shown = plug_in(PLUG_IN)
+    assert shown.returncode == 0, shown.stderr
+    lines = [re.split(r"\s{2,}", line.strip()) for line in shown.stdout.splitlines()]
+    assert lines[0] == ["family", "needs", "installed", "tried with", "handlers"]
+    by_name = {line[0]: line[1:] for line in lines}
+    assert by_name["lightgbm"][0] == "lightgbm>=4.3"
+    assert by_name["words"] == ["no-such-words>=2", "no", "2.5", "wordy.handler: WordHandler"]
+    assert lines[-1] == ["pip install 'penstock-wordy'"]
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("FAMILY = 1", "entry point 'words' of penstock-wordy is a int; expected a HandlerFamily"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_what_another_package_did_wrong_is_said(module: str, told: str, plug_in: Any) -> None:
+    shown = plug_in(module)
+    assert (shown.returncode, told in shown.stderr) == (2, True), shown.stderr
+
+
+def test_the_package_that_the_docs_show_can_be_built_installed_and_listed(tmp_path: Path) -> None:
+    group = '[project.entry-points."penstock.handlers"]'
+    page = next(text for path in (ROOT / "docs").rglob("*.md") if group in (text := path.read_text()))
+    page = page[page.index("## A package of handlers") :]
+    blocks = re.findall(r"```(toml|python)\n(.*?)```", page, re.DOTALL)
+    settings, family, handler, test = (text for _, text in blocks)
+    package = tmp_path / "src" / "penstock_mymodel"
+    package.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(settings)
+    (package / "__init__.py").write_text(family)
+    (package / "handler.py").write_text(handler)
+    (tmp_path / "test.py").write_text("from penstock_mymodel.handler import MyModelHandler\n" + test)
+    site = tmp_path / "site"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(tmp_path)], check=True)
+    there: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": str(site)}, "cwd": tmp_path, "text": True, "check": True}
+    shown = subprocess.run([sys.executable, "-m", "penstock.cli", "handlers"], capture_output=True, **there).stdout
+    assert "penstock_mymodel.handler: MyModelHandler" in shown
+    subprocess.run([sys.executable, "test.py"], **there)
+
+
+def test_all_families_are_listed_with_their_handlers() -> None:
+    """Those that define a class of the public name, in the files of the family."""
+    for family in FAMILIES:
+        files = [path for path in SOURCE.glob(f"{family.name}*.py") if path.stem != "catalog"]
+        defined = {
+            node.name for path in files for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+        }
+        assert set(family.handlers) <= defined, family.name
+        assert importlib.util.find_spec(family.module) is not None
+    modules = {path.stem for path in SOURCE.glob("*.py") if "check_installed(" in path.read_text()} - {"catalog"}
+    assert modules | {"huggingface", "images", "llama_cpp", "remote", "vllm"} == {family.name for family in FAMILIES}
+
+
+def test_needs_are_those_of_the_extras() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for family in FAMILIES:
+        extra = re.search(r"penstock\[(\w+)\]", family.install)
+        assert extra is not None
+        of_extra = [*extras[extra[1]], *(extras["remote"] if "penstock[remote]" in extras[extra[1]] else [])]
+        for need in family.needs:
+            if need.distributions[0] in family.install.split():
+                continue  # no extra has it
+            wanted = [each for each in of_extra if re.match(rf"{need.distributions[0]}>=", each)]
+            assert [each.split(",")[0] for each in wanted] == [f"{need.distributions[0]}>={need.least}"], family.name
+
+
+def test_what_is_installed_is_not_older_than_what_was_tried() -> None:
+    """Where a test ran with it: the table says so."""
+    for family in FAMILIES:
+        for need in family.needs:
+            if need.is_there():
+                assert catalog._numbers(need.installed() or "") >= catalog._numbers(need.tried), family.name
+
+
+def test_versions_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = Need(module="numpy", distributions=["nothing-of-the-kind", "numpy"], least="99", tried="99.1")
+    family = HandlerFamily(name="later", module="later", handlers=["Later"], needs=[need], install="penstock[later]")
+    assert not need.is_met()
+    monkeypatch.setattr(catalog, "FAMILIES", (family,))
+    catalog.check_installed("later")
+    expected = (
+        r"nothing-of-the-kind [\d.]+ is installed, but 99 or later is needed; run: pip install --upgrade 'penstock\[later\]'"
+    )
+    with pytest.raises(MissingPackageError, match=expected):
+        catalog.check_versions("later")
+    assert Need(module="numpy", distributions=["no-such"], least="99", tried="99").installed() == "?"
+
+
+WITHOUT = """
+import importlib, importlib.util, sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hide())
+there = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.split(".")[0] == {module!r} else there(name, package)
+family = importlib.import_module({family!r})
+{make}
+"""
+MADE = {  # families that are imported without it: a worker may only prepare rows
+    "images": 'family.PytorchImageModelHandler(model_class=print, state_dict_path="x", size=3).load_model()',
+    "llama_cpp": 'family.LlamaCppModelHandler("x.gguf").load_model()',
+    "vllm": 'family.VLLMChatModelHandler("x").load_model()',
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "need"),
+    [(family, need) for family in FAMILIES for need in family.needs],
+    ids=lambda each: getattr(each, "name", None) or each.module,
+)
+def test_without_a_package_each_family_says_what_to_install(family: HandlerFamily, need: Need) -> None:
+    code = WITHOUT.format(module=need.module, family=family.module, make=MADE.get(family.name, ""))
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = seen.stderr.strip().splitlines()[-1]
+    assert re.search(rf"{need.distributions[0]} is not installed.*; run: pip install '?(penstock\[\w+\]|vllm)", last), (
+        seen.stderr
+    )
+
+
+def test_an_old_httpx() -> None:
+    code = "import httpx; httpx.__version__ = '0.26.1'; import penstock.handlers.remote"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (
+        "httpx 0.26.1 is installed, but 0.27 or later is needed; run: pip install --upgrade 'penstock[remote]'"
+        in seen.stderr
+    )
+
+
+def test_handlers_import_no_metadata() -> None:
+    """It would take longer than the handler does."""
+    code = "import sys, penstock.handlers.sklearn; print('importlib.metadata' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "False\n", result.stderr

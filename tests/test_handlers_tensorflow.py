@@ -1,0 +1,206 @@
+"""The TensorFlow handlers, with real small models. They run in an environment of their own: make test-tensorflow."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as ps
+from model_changes import check_change
+from penstock.errors import BadRowsError, InputError, UsageError
+from penstock.testing import check_handler
+
+tf = pytest.importorskip("tensorflow", reason="make test-tensorflow has an environment with it")
+
+from penstock.handlers.tensorflow import ModelType, TFModelHandlerNumpy, TFModelHandlerTensor  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+WEIGHTS = np.array([[1.0], [-2.0], [0.5]], np.float32)
+EXPECTED = X @ WEIGHTS + 3
+ROWS = [{"id": at, **dict(zip("abc", map(float, row), strict=True))} for at, row in enumerate(X)]
+PAIRS = [{"n": at % 8, "vector": [at / 2, 1.0]} for at in range(7)]
+
+
+def linear(factor: float = 1.0) -> Any:
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(1)])
+    model.set_weights([factor * WEIGHTS, np.array([3.0 * factor], np.float32)])
+    return model
+
+
+def pair() -> Any:
+    n, vector = tf.keras.Input((), dtype="int64", name="n"), tf.keras.Input((2,), name="vector")
+    rows = tf.keras.layers.Embedding(8, 2)(n) + vector
+    return tf.keras.Model({"n": n, "vector": vector}, {"rows": rows, "total": tf.keras.ops.sum(rows, axis=1)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    linear().save(folder / "model.keras")
+    linear().export(folder / "saved", verbose=False)
+    linear().save_weights(folder / "model.weights.h5")
+    return folder
+
+
+def answers_of(handler: Any, examples: Any, **arguments: Any) -> Any:
+    return handler.run_inference(examples, handler.load_model(), **arguments)
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("model.keras", {}),
+        ("saved", {"trusted": True}),
+        ("model.weights.h5", {"model_type": ModelType.SAVED_WEIGHTS, "create_model_fn": linear}),
+    ],
+)
+def test_all_kinds_of_files(name: str, settings: Any, folder: Path) -> None:
+    path = str(folder / name)
+    handler = TFModelHandlerNumpy(path, **settings)
+    np.testing.assert_allclose(answers_of(handler, list(X)), EXPECTED, rtol=1e-4)
+    assert (handler.model_id(), list(handler.model_files())) == (path, [path])
+    check_handler(handler, list(X), tolerance=1e-4)
+    check_handler(TFModelHandlerNumpy(path, columns=["a", "b", "c"], **settings), ROWS, tolerance=1e-4)
+    tensors = TFModelHandlerTensor(path, **settings)
+    check_handler(tensors, list(tf.unstack(tf.constant(X))), tolerance=1e-4)
+
+
+def test_custom_weights(folder: Path, tmp_path: Path) -> None:
+    linear(2.0).save_weights(tmp_path / "more.weights.h5")
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"), custom_weights=str(tmp_path / "more.weights.h5"))
+    np.testing.assert_allclose(answers_of(handler, list(X)), 2 * EXPECTED, rtol=1e-4)
+    assert len(handler.model_files()) == 2
+
+
+def test_files_that_can_run_code_need_trust(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"SavedModel, .* can run code that is in it; pass trusted=True"):
+        TFModelHandlerNumpy(str(folder / "saved"))
+    with pytest.raises(UsageError, match="safe_mode=False runs code from the file"):
+        TFModelHandlerNumpy("model.keras", load_model_args={"safe_mode": False})
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Lambda(lambda x: 2 * x)])
+    model.save(tmp_path / "lambda.keras")
+    with pytest.raises(InputError, match="lambda.keras' could not be loaded as a model: .*[Ll]ambda"):
+        TFModelHandlerNumpy(str(tmp_path / "lambda.keras")).load_model()
+
+
+def test_wrong_files(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'/nowhere/model.keras' does not exist"):
+        TFModelHandlerNumpy("/nowhere/model.keras").load_model()
+    (tmp_path / "junk.keras").write_bytes(b"junk")
+    with pytest.raises(InputError, match=r"junk.keras' could not be loaded as a model"):
+        TFModelHandlerNumpy(str(tmp_path / "junk.keras")).load_model()
+    with pytest.raises(InputError, match="could not be loaded as weights: .* fit what create_model_fn"):
+        weights = str(folder / "model.weights.h5")
+        TFModelHandlerNumpy(
+            weights, ModelType.SAVED_WEIGHTS, lambda: tf.keras.Sequential([tf.keras.layers.Dense(7)])
+        ).load_model()
+    with pytest.raises(UsageError, match="create_model_fn= and ModelType.SAVED_WEIGHTS go together"):
+        TFModelHandlerNumpy("x", ModelType.SAVED_WEIGHTS)
+    with pytest.raises(UsageError, match=r"no signature 'what'; it has \['serv"):
+        TFModelHandlerNumpy(str(folder / "saved"), signature="what", trusted=True).load_model()
+
+
+def test_a_copy_can_be_for_another_file(folder: Path, tmp_path: Path) -> None:
+    linear(2.0).save(tmp_path / "other.keras")
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"))
+    changed = copy.copy(handler)
+    changed.update_model_path(str(tmp_path / "other.keras"))
+    for each, factor in [(handler, 1), (changed, 2)]:
+        np.testing.assert_allclose(answers_of(each, list(X)), factor * EXPECTED, rtol=1e-4)
+    assert changed.model_id() == str(tmp_path / "other.keras")
+
+
+# Inputs and outputs.
+
+
+@pytest.mark.parametrize("kind", ["keras", "saved"])
+def test_several_inputs_and_outputs(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / ("pair.keras" if kind == "keras" else "pair"))
+    model = pair()
+    if kind == "keras":
+        model.save(path)
+    else:
+        model.export(path, verbose=False)
+    handler = TFModelHandlerNumpy(path, columns=["vector", "n"], trusted=True)
+    answers = answers_of(handler, PAIRS)
+    assert {name: part.shape for name, part in answers.items()} == {"rows": (7, 2), "total": (7,)}
+    check_handler(handler, PAIRS, tolerance=1e-4)
+    arrays = [{"n": np.int64(row["n"]), "vector": np.array(row["vector"], np.float32)} for row in PAIRS]
+    check_handler(TFModelHandlerNumpy(path, trusted=True), arrays, tolerance=1e-4)
+
+
+def test_own_inference_fn(folder: Path) -> None:
+    def doubled(model: Any, batch: Any, inference_args: Any, model_id: Any) -> Any:
+        answers = 2 * model(tf.constant(np.stack(batch))).numpy()
+        return [ps.PredictionResult(row, answer, model_id) for row, answer in zip(batch, answers, strict=True)]
+
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"), inference_fn=doubled)
+    check_handler(handler, list(X), tolerance=1e-4)
+    np.testing.assert_allclose([answer.inference for answer in answers_of(handler, list(X))], 2 * EXPECTED, rtol=1e-4)
+
+
+def test_rows_that_do_not_fit_fail_alone(folder: Path) -> None:
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"))
+    with pytest.raises(BadRowsError) as caught:
+        answers_of(handler, [X[0], X[1].astype(np.float64), X[2, :2], X[3]])
+    assert list(caught.value.errors) == [1, 2]
+    assert "takes float32 of shape [3] for each row of input" in str(caught.value.errors[1])
+
+
+@pytest.mark.parametrize(("workers", "place"), [(0, {}), (1, {"large_model": True})])
+def test_a_whole_job(workers: int, place: Any, folder: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "in.parquet")
+    path = str(folder / "model.keras")
+    handler = TFModelHandlerNumpy(path, columns=["a", "b", "c"], output_column="y", **place)
+    with ps.Pipeline(workers=workers) as p:
+        rows = p | ps.ReadFromParquet(str(tmp_path / "in.parquet"))
+        rows | ps.RunInference(handler) | ps.WriteToParquet(str(tmp_path / "out"))
+    table = pq.read_table(tmp_path / "out").sort_by("id")
+    np.testing.assert_allclose(table["y"].to_pylist(), EXPECTED, rtol=1e-4)
+    assert set(table["y_model_id"].to_pylist()) == {path}
+
+
+@pytest.mark.parametrize("kind", ["keras", "saved", "weights"])
+def test_a_model_that_changes_while_a_pipeline_runs(kind: str, tmp_path: Path) -> None:
+    def save(path: Path, number: int) -> None:
+        model = linear(number)
+        {"keras": model.save, "saved": lambda to: model.export(to, verbose=False), "weights": model.save_weights}[kind](path)
+
+    settings: Any = {"weights": {"model_type": ModelType.SAVED_WEIGHTS, "create_model_fn": linear}}.get(kind, {})
+    ending = {"keras": ".keras", "weights": ".weights.h5"}.get(kind, "")
+    check_change(
+        save,
+        lambda path: TFModelHandlerNumpy(path, trusted=kind == "saved", **settings),
+        lambda row: X[row % len(X)],
+        tmp_path,
+        ending=ending,
+    )
+
+
+def test_what_tensorflow_needs_is_what_the_test_of_extras_says() -> None:
+    """tests/test_extras.py resolves with it, where TensorFlow is not installed."""
+    known = json.loads(Path(__file__).with_name("tensorflow_packages.json").read_text())
+    installed = metadata.distribution("tensorflow-cpu")
+    needs = [need for need in installed.requires or [] if "extra ==" not in need]
+    assert [installed.version, needs] == known["tensorflow"], "write what is installed into tests/tensorflow_packages.json"
+
+
+def test_describing_a_model_imports_no_framework() -> None:
+    code = (
+        "import sys, penstock.handlers.tensorflow as t; t.TFModelHandlerNumpy('x.keras'); print('tensorflow' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "False\n", result.stderr

@@ -1,0 +1,406 @@
+"""Runs that ask a service: one pace for all processes, a budget, answers that are not paid for twice, no key anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from http_server import Answer, HttpServer, chat
+from penstock.errors import BadRowsError, BudgetSpentError, UsageError
+from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices
+from penstock.inference.service_handler import RunPlace
+from penstock.remote.contents import contents_of
+
+KEY = "sk-Zq7-never-to-be-seen-93a"
+
+
+def plus_one(body, headers):
+    return Answer({"y": body["x"] + 1})
+
+
+def request_of(row):
+    return {"x": int(row)}
+
+
+def answer_of(body):
+    return body["y"]
+
+
+class Limited:
+    """A service with a limit: a bucket of half a second that fills at `rate` a second. It says when to come back."""
+
+    def __init__(self, rate):
+        self.rate, self.level, self.at = rate, rate / 2, time.monotonic()
+
+    def __call__(self, body, headers):
+        now = time.monotonic()
+        self.level = min(self.rate / 2, self.level + (now - self.at) * self.rate)
+        self.at = now
+        if self.level < 1:
+            return Answer(b"slow down", status=429, headers={"retry-after": "1"})
+        self.level -= 1
+        return plus_one(body, headers)
+
+
+def test_processes_keep_one_limit_together():
+    """Four processes, each of which alone would ask at the whole rate: few requests are refused."""
+    with HttpServer(Limited(100)) as server:
+        handler = HttpModelHandler(server.url, request_of, answer_of, requests_per_minute=6000)
+        p = ps.Pipeline(workers=4, progress=False)
+        made = (p | ps.Create(range(500)) | "ask" >> ps.RunInference(handler)).collect()
+        statuses = [status for _, status in server.statuses]
+    assert [each.inference for each in made] == list(range(1, 501))
+    assert statuses.count(200) == 500
+    assert statuses.count(429) < 0.02 * len(statuses)
+    assert p.result.metrics.counter("throttled_milli_secs", step="ask") > 0
+
+
+def test_a_limit_that_nobody_was_told_is_found():
+    with HttpServer(Limited(100)) as server:
+        handler = HttpModelHandler(server.url, request_of, answer_of, max_in_flight=32)
+        p = ps.Pipeline(workers=2, progress=False)
+        made = (p | ps.Create(range(400)) | "ask" >> ps.RunInference(handler)).collect()
+        statuses = [status for _, status in server.statuses]
+    assert [each.inference for each in made] == list(range(1, 401))
+    assert statuses.count(200) == 400
+    refused = p.result.metrics.counter("requests_refused", step="ask")
+    assert refused == statuses.count(429)
+    assert refused < 400  # without a pace of their own they would come again and again
+
+
+# The budget.
+
+
+def budgeted(folder, url, **settings):
+    handler = HttpModelHandler(url, request_of, answer_of, max_in_flight=4, **settings)
+    p = ps.Pipeline(workers=0, progress=False, run_dir=str(folder / "run"))
+    rows = p | ps.ReadFromText(str(folder / "in.txt")) | "ask" >> ps.RunInference(handler)
+    rows | ps.Map(lambda made: f"{made.example} {made.inference}") | ps.WriteToText(str(folder / "out"))
+    return p
+
+
+def lines_of(folder):
+    return [line for path in sorted(folder.glob("out/part-*")) for line in path.read_text().splitlines()]
+
+
+def test_a_budget_stops_the_run_and_a_larger_one_resumes_it_without_paying_twice(tmp_path):
+    (tmp_path / "in.txt").write_text("".join(f"{n}\n" for n in range(100)))
+    with HttpServer(plus_one) as server:
+        with pytest.raises(
+            BudgetSpentError, match=r"step 'ask': the budget max_requests=40 is spent: 40 requests"
+        ) as raised:
+            budgeted(tmp_path, server.url, budget=Budget(max_requests=40)).run()
+        assert "set a larger budget and resume the run" in str(raised.value)
+        assert "--accept-change code" in "".join(raised.value.__notes__)
+        assert server.seen == 40
+        with pytest.raises(BudgetSpentError):  # the same one is spent for good
+            budgeted(tmp_path, server.url, budget=Budget(max_requests=40)).run()
+        assert server.seen == 40
+        result = budgeted(tmp_path, server.url, budget=Budget(max_requests=100)).run()
+        assert server.seen == 100
+        assert max(server.answered.values()) == 1
+    assert lines_of(tmp_path) == [f"{n} {n + 1}" for n in range(100)]
+    assert result.metrics.counter("answers_reused") == 40
+    assert not list((tmp_path / "run").glob("answers/*"))
+
+
+def test_tokens_and_money():
+    def answer(body, headers):
+        return Answer(chat("hi", prompt_tokens=1000, completion_tokens=500))
+
+    prices = Prices(input_tokens=2.0, output_tokens=10.0)  # 0.007 for a request
+    with HttpServer(answer) as server:
+        settings = {"prices": prices, "max_in_flight": 1}
+        handler = OpenAICompatibleModelHandler(server.url, "m", **settings)
+        p = ps.Pipeline(workers=0, progress=False)
+        (p | ps.Create(["a"] * 10) | "ask" >> ps.RunInference(handler)).collect()
+        counter = p.result.metrics.counter
+        assert (counter("input_tokens"), counter("output_tokens"), counter("cost_micros")) == (10_000, 5_000, 70_000)
+        for budget in (Budget(max_cost=0.035), Budget(max_tokens=7500)):
+            before = server.seen
+            handler = OpenAICompatibleModelHandler(server.url, "m", budget=budget, **settings)
+            with pytest.raises(BudgetSpentError, match="nothing of this run is kept; with run_dir= it could be resumed"):
+                (ps.Pipeline(workers=0) | ps.Create(["a"] * 10) | ps.RunInference(handler)).collect()
+            assert server.seen - before == 5
+    with pytest.raises(UsageError, match="max_cost needs prices="):
+        OpenAICompatibleModelHandler("http://127.0.0.1:1", "m", budget=Budget(max_cost=1.0))
+    with pytest.raises(UsageError, match="max_requests=0: expected a whole number over 0"):
+        Budget(max_requests=0)
+
+
+def test_tokens_of_any_endpoint_that_tells_of_them():
+    usages = [{"prompt_tokens": 5, "completion_tokens": 2}, {"input_tokens": 10, "output_tokens": None}, None, "many"]
+
+    def answer(body, headers):
+        return Answer({"y": 1, "usage": usages[body["x"]]})
+
+    with HttpServer(answer) as server:
+        p = ps.Pipeline(workers=0)
+        handler = HttpModelHandler(server.url, request_of, answer_of, prices=Prices(input_tokens=1.0))
+        (p | ps.Create(range(4)) | ps.RunInference(handler)).collect()
+        counter = p.result.metrics.counter
+        assert (counter("input_tokens"), counter("output_tokens"), counter("cost_micros")) == (15, 2, 15)
+
+
+def test_explain_says_what_a_run_would_take_and_asks_nobody():
+    handler = OpenAICompatibleModelHandler(
+        "http://127.0.0.1:1/v1",
+        "m",
+        prompt="{text}",
+        request_args={"max_tokens": 7},
+        requests_per_minute=3000,
+        budget=Budget(max_cost=5.0),
+        prices=Prices(input_tokens=2.0, output_tokens=10.0),
+    )
+    p = ps.Pipeline(workers=2)
+    p | ps.Create([{"text": "four" * 10}] * 500) | "ask" >> ps.RunInference(handler)
+    told = p.explain()
+    assert "at most 3,000 requests a minute, a budget of max_cost=5.0" in told
+    estimate = "about 500 requests, 5,000 input tokens, at most 3,500 output tokens, 0.045 in money"
+    assert f"step 'ask': {estimate} (from a sample of 100 of 500 rows)" in told
+    p = ps.Pipeline(workers=0)
+    p | ps.Create([1]) | ps.Map(str) | "ask" >> ps.RunInference(OpenAICompatibleModelHandler("http://127.0.0.1:1", "m"))
+    assert "step 'ask': no estimate, because other steps come before it" in p.explain()
+
+
+# Nothing is paid for twice.
+
+SCRIPT = """
+import sys
+import penstock as ps
+from penstock.handlers.remote import HttpModelHandler
+
+def request_of(row):
+    return {"x": int(row)}
+
+def answer_of(body):
+    return body["y"]
+
+if __name__ == "__main__":
+    url, folder = sys.argv[1:]
+    handler = HttpModelHandler(url, request_of, answer_of, max_in_flight=8, api_key_env="SERVICE_KEY")
+    p = ps.Pipeline(workers=2, run_dir=f"{folder}/run", progress=False)
+    made = p | ps.ReadFromText(f"{folder}/in.txt") | "ask" >> ps.RunInference(handler)
+    made | ps.Map(lambda each: f"{each.example} {each.inference}") | ps.WriteToText(f"{folder}/out")
+    p.run()
+"""
+
+
+REMOTE = """
+import json
+import sys
+import urllib.request
+import penstock as ps
+
+class Client(ps.RemoteModelHandler):
+    def __init__(self, url, **settings):
+        super().__init__(**settings)
+        self.url = url
+
+    def create_client(self):
+        return self.url
+
+    def request(self, batch, client, inference_args=None):
+        return [self.one(int(row), client) for row in batch]
+
+    def one(self, row, client):
+        with urllib.request.urlopen(urllib.request.Request(client, json.dumps({"x": row}).encode())) as reply:
+            return row, json.load(reply)["y"]
+
+if __name__ == "__main__":
+    url, folder = sys.argv[1:]
+    handler = Client(url, max_batch_size=2, max_concurrent_requests=4)
+    p = ps.Pipeline(workers=2, run_dir=f"{folder}/run", progress=False)
+    made = p | ps.ReadFromText(f"{folder}/in.txt") | "ask" >> ps.RunInference(handler, inference_args={"seed": 1})
+    made | ps.Map(lambda each: f"{each[0]} {each[1]}") | ps.WriteToText(f"{folder}/out")
+    p.run()
+"""
+
+
+@pytest.mark.parametrize(("script", "kills"), [(SCRIPT, 2), (REMOTE, 1)], ids=["http", "a client of one's own"])
+def test_a_killed_run_repeats_at_most_what_was_in_flight(tmp_path, script, kills):
+    rows, in_flight = 400, 2 * 8
+    (tmp_path / "in.txt").write_text("".join(f"{n}\n" for n in range(rows)))
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    environment = {**os.environ, "SERVICE_KEY": KEY}
+    with HttpServer(plus_one) as server:
+        command += [server.url, str(tmp_path)]
+        for kill in range(1, kills + 1):
+            run = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+            server.wait_for(kill * 100, run)
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        repeats = sum(server.answered.values()) - rows
+    assert sorted(lines_of(tmp_path), key=lambda line: int(line.split()[0])) == [f"{n} {n + 1}" for n in range(rows)]
+    assert repeats <= kills * in_flight
+
+
+class Unshippable:
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+def test_rows_are_known_again_by_their_contents():
+    rows = [
+        None,
+        1,
+        1.0,
+        True,
+        "1",
+        b"1",
+        [1],
+        (1,),
+        {"a": 1},
+        {"a": 2},
+        {1, 2},
+        np.arange(3),
+        np.arange(3.0),
+        date(2026, 1, 2),
+    ]
+    digests = [contents_of(row) for row in rows]
+    assert None not in digests
+    assert len(set(digests)) == len(rows)
+    assert digests == [contents_of(row) for row in pickle.loads(pickle.dumps(rows))]
+    text = "".join(["a", "b"])  # whether a row holds one object twice, or two that are equal, is all the same
+    assert contents_of({"x": text, "y": text}) == contents_of({"x": text, "y": "".join(["a", "b"])})
+    assert contents_of({"x": Unshippable()}) is None
+    itself: list[object] = []
+    itself.append(itself)
+    assert contents_of(itself) is None
+
+
+def test_an_error_of_a_request_is_that_of_the_batch_also_where_some_rows_were_kept(tmp_path):
+    """So that the row which it is about is looked for."""
+
+    class Client(ps.RemoteModelHandler):
+        def create_client(self):
+            return None
+
+        def request(self, batch, client, inference_args=None):
+            if 3 in batch:
+                raise ValueError("three")
+            return batch
+
+    for rows, error in [([1], None), ([1, 2, 3], ValueError)]:
+        handler = Client(num_retries=0)
+        handler.enter_run(RunPlace("ask", str(tmp_path / "shared"), str(tmp_path), "run 1"))
+        model = handler.load_model()
+        with pytest.raises(error, match="three") if error else contextlib.nullcontext():
+            assert handler.run_inference(rows, model) == rows
+        handler.close_model(model)
+
+
+def test_answers_of_a_client_of_ones_own_are_kept_row_by_row(tmp_path):
+    """Of a batch in which one row fails, the others are not asked for again; a row that cannot be pickled is."""
+    asked: list[list[object]] = []
+    odd = Unshippable()
+
+    class Client(ps.RemoteModelHandler):
+        def create_client(self):
+            return None
+
+        def request(self, batch, client, inference_args=None):
+            asked.append(list(batch))
+            values = [0 if row is odd else row * 10 for row in batch]
+            if len(asked) == 1:
+                raise BadRowsError({2: ValueError("three")}, values)
+            return values
+
+    def answers(args=None):
+        handler = Client(num_retries=0, budget=Budget(max_requests=3))
+        handler.enter_run(RunPlace("ask", str(tmp_path / "shared"), str(tmp_path), "run 1"))
+        model = handler.load_model()
+        try:
+            return handler.run_inference([1, 2, 3, odd], model, args), handler.take_counts(model)
+        finally:
+            handler.close_model(model)
+
+    with pytest.raises(BadRowsError):
+        answers()
+    assert answers() == ([10, 20, 30, 0], {"requests": 1, "answers_reused": 2})
+    assert answers({"seed": 1}) == ([10, 20, 30, 0], {"requests": 1})  # those are other requests
+    assert asked == [[1, 2, 3, odd], [3, odd], [1, 2, 3, odd]]
+    with pytest.raises(BudgetSpentError, match="max_requests=3"):  # that of the whole run
+        answers()
+
+
+# Keys.
+
+
+def everything_in(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_the_key_is_sent_and_is_nowhere_else(tmp_path):
+    """Of a run that fails, whose service tells the key back, and is resumed: all files, output, errors, explain, metrics."""
+    (tmp_path / "in.txt").write_text("".join(f"{n}\n" for n in range(60)))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    told = {"fails": True}
+
+    def answer(body, headers):
+        if told["fails"] and body["x"] == 50:
+            return Answer(f"wrong: {headers['authorization']}".encode(), status=400)
+        return plus_one(body, headers)
+
+    environment = {**os.environ, "SERVICE_KEY": KEY, "TMPDIR": str(tmp_path)}
+    with HttpServer(answer) as server:
+        command = [sys.executable, str(tmp_path / "script.py"), server.url, str(tmp_path)]
+        failed = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert failed.returncode != 0
+        assert "wrong: Bearer ***" in failed.stderr
+        left = everything_in(tmp_path)
+        assert any("answers" in str(path) for path in left)
+        told["fails"] = False
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+        os.environ["SERVICE_KEY"] = KEY
+        try:
+            handler = HttpModelHandler(server.url, request_of, answer_of, api_key_env="SERVICE_KEY")
+            p = ps.Pipeline(workers=0, progress=False)
+            made = p | ps.Create([1]) | ps.RunInference(handler)
+            said = [repr(handler), repr(vars(handler)), p.explain(), repr(made.collect())]
+            said += [repr(p.result), json.dumps(p.result.metrics.to_json())]
+        finally:
+            del os.environ["SERVICE_KEY"]
+    for text in [failed.stdout, failed.stderr, done.stdout, done.stderr, *said]:
+        assert KEY not in text
+    for path, content in {**left, **everything_in(tmp_path)}.items():
+        assert KEY.encode() not in content, path
+
+
+def test_a_key_from_a_function_is_asked_for_again_when_it_is_too_old():
+    current = {"key": "old-key-0"}
+
+    def answer(body, headers):
+        if headers["authorization"] != "Bearer new-key-1":
+            current["key"] = "new-key-1"
+            return Answer(b"too old", status=401)
+        return plus_one(body, headers)
+
+    with HttpServer(answer) as server:
+        handler = HttpModelHandler(server.url, request_of, answer_of, max_in_flight=1, api_key=lambda: current["key"])
+        model = handler.load_model()
+        assert handler.run_inference([1, 2], model) == [2, 3]
+        handler.close_model(model)
+
+
+def test_a_variable_that_is_not_set_is_named():
+    handler = HttpModelHandler("http://127.0.0.1:1", request_of, answer_of, api_key_env="NO_SUCH_KEY")
+    with pytest.raises(UsageError, match="the environment variable NO_SUCH_KEY, which api_key_env= names, is not set"):
+        (ps.Pipeline(workers=0) | ps.Create([1]) | ps.RunInference(handler)).collect()
