@@ -1,6 +1,6 @@
 """Handlers beside their frameworks: rows/s through Penstock against the framework's own batch call, files included.
 
-    pip install 'penstock[test]'
+    pip install 'penstock[bench]'
     python benchmarks/handlers.py [--quick] [--only ONNX ...] [--rounds N] [--markdown FILE]
 
 For each framework, a model over 32 columns of numbers in 4 Parquet files: a network of two layers of 1024, or 200 trees; and

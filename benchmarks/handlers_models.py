@@ -141,6 +141,28 @@ def torch_call(path: str) -> Callable[[Any], Any]:
     return call
 
 
+def make_keras(folder: Path) -> None:
+    import keras
+
+    layers = [keras.layers.Dense(size, how, use_bias=False) for size, how in [(HIDDEN, "relu"), (HIDDEN, "relu"), (1, None)]]
+    model = keras.Sequential([keras.Input([len(FEATURES)]), *layers])
+    model.set_weights([*weights().values()])
+    model.save(folder / "model.keras")
+
+
+def tensorflow_handler(path: str, **settings: Any) -> Any:
+    from penstock.handlers.tensorflow import TFModelHandlerNumpy
+
+    return TFModelHandlerNumpy(f"{path}.keras", **settings)
+
+
+def tensorflow_call(path: str) -> Callable[[Any], Any]:
+    import tensorflow as tf
+
+    call = tf.function(tf.keras.models.load_model(f"{path}.keras"), reduce_retracing=True)
+    return lambda x: call(tf.constant(x)).numpy()
+
+
 # Trees.
 
 
@@ -281,6 +303,7 @@ FRAMEWORKS = {
     "ONNX": Framework(make_onnx, onnx_handler, onnx_call, 400_000),
     "JAX": Framework(make_safetensors, jax_handler, jax_call, 400_000),
     "PyTorch": Framework(make_torch, torch_handler, torch_call, 400_000),
+    "TensorFlow": Framework(make_keras, tensorflow_handler, tensorflow_call, 400_000),
     "scikit-learn": Framework(make_sklearn, sklearn_handler, sklearn_call, 800_000),
     "XGBoost": Framework(make_xgboost, xgboost_handler, xgboost_call, 1_200_000),
     "LightGBM": Framework(make_lightgbm, lightgbm_handler, lightgbm_call, 800_000),
