@@ -218,7 +218,7 @@ def refresh_by_pattern(base, p, folder):
     old = written(folder, "old.json", 1)
     written(folder, "model-2.json", 1000)
     pattern, until = f"{folder}/model-*.json", time.time() + 1
-    # It is looked at once. The interval is a window of Beam's: where a short one ends meanwhile, its look gives two versions.
+    # It is looked at once. The interval is a window of Beam's: where one ends meanwhile, its look gives two versions.
     step = base.RunInference(from_file(base)(old), watch_model_pattern=pattern, interval=86_400, stop_timestamp=until)
     return {"answers": p | beam.Create(range(20)) | step}
 
