@@ -76,14 +76,14 @@ class RayEngine:
                 yield here
             return
         connect(self.address, self.connect_wait)
-        with Guardian(spec.folders):
+        with Guardian(spec.folders):  # around the fleet: it has to outlive whatever writes into these folders
             for folder in spec.shared:
                 make_folder(folder)  # workers look whether their node has it
             fleet = RayFleet(spec, self.resource_wait)
             try:
                 yield fleet
             finally:
-                fleet.kill()
+                fleet.kill()  # first: actors could start hosts again
                 end_hosts(spec.around.folder)
                 for folder in spec.shared:
                     with contextlib.suppress(OSError):  # parts are in it
