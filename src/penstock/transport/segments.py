@@ -175,7 +175,7 @@ class Segments:
 
 class Leases:
     """Segments of other processes, mapped here. What is not referred to any more is collected in `freed`. One thread reads;
-    any thread may take what was freed, one at a time."""
+    any thread may take what was freed."""
 
     def __init__(self, private: bool) -> None:
         # Filled by finalizers, on whichever thread drops the last reference, also inside of take_freed(): a deque needs no
@@ -205,9 +205,10 @@ class Leases:
     def take_freed(self) -> dict[str, list[int]]:
         """What was freed since the last time, by owner."""
         found: dict[str, list[int]] = {}
-        while self.freed:
-            owner, number = self.freed.popleft()
-            found.setdefault(owner, []).append(number)
+        with contextlib.suppress(IndexError):  # empty. To look first would not do: another thread may take the last one
+            while True:
+                owner, number = self.freed.popleft()
+                found.setdefault(owner, []).append(number)
         return found
 
     def _mapped(self, fd: int, ref: SegmentRef) -> mmap.mmap:
