@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Mapping
@@ -53,8 +54,9 @@ class InlineFleet:
 
     def kill(self) -> None:
         """A thread that is in a user's code cannot be ended; it ends after its split."""
-        while not self._work.empty():
-            self._work.get()
+        with contextlib.suppress(queue.Empty):  # to look first would not do: a thread may take the last one, and get() waits
+            while True:
+                self._work.get_nowait()
         self._end_threads()
         self._sessions.close(wait=False)
 
