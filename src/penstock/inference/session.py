@@ -185,9 +185,10 @@ class InferenceSession:
         if self._place.measured:
             with self._placing:
                 if self._place.measured:
-                    self._place = self._measured_place()
-                    if self._place.hosted:
-                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, self._place)
+                    place = self._measured_place()
+                    if place.hosted:
+                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, place)
+                    self._place = place  # last: whoever sees it without the lock looks where the model went
         if self._moved is None:
             self._load_here()
         return self._moved
