@@ -14,6 +14,7 @@ KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server reads it, too
 
 
 def main() -> None:
+    """Serve until a signal ends this process. Its guardian (server_guardian.py) sends it."""
     options = _options()
     import xllamacpp
 

@@ -76,6 +76,7 @@ class ServerProcess:
         return None
 
     def has_ended(self) -> bool:
+        """Whether the server is gone. Does not wait."""
         return self._guardian.poll() is not None
 
     def memory_bytes(self) -> int | None:
@@ -99,6 +100,7 @@ class ServerLog:
         self._reader.start()
 
     def text(self) -> str:
+        """The last lines that it printed, at most LOG_LINES. From any thread, while it runs."""
         return b"".join(list(self._lines)).decode(errors="backslashreplace").rstrip()
 
     def told(self) -> str:
