@@ -67,7 +67,7 @@ class TextTokenizer:
 
     def __init__(self, loaded: LoadedTokenizer, max_length: int | None, lower_case: bool = False) -> None:
         self.loaded, self.max_length = loaded, max_length
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while a fast tokenizer is copied, or the slow one is called
         self._by_length: dict[int | None, Tokenizer] = {}  # guarded by the lock
         fast = loaded.fast
         if fast is not None and lower_case:

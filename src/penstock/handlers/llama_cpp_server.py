@@ -21,7 +21,7 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     _set(params, options)
     server = xllamacpp.Server(params)  # it is ready, or this raises
-    while server is not None:
+    while server is not None:  # its threads serve; this one holds it
         signal.pause()
 
 

@@ -54,7 +54,7 @@ class LocalEngine:
         pools, around = spec.pools, spec.around
         remove_unused(os.path.dirname(around.folder))
         _raise_file_limit()
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:  # left in the opposite order: the guardian says farewell before hosts end
             stack.callback(end_hosts, around.folder)
             if pools.in_process:
                 if spec.folders and not pools.small:
