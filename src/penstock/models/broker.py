@@ -81,7 +81,8 @@ def main(directory: str, name: str, listening: str, told: str) -> None:
 
 
 class Broker:
-    """One thread does all of it, so that nothing has a lock; it waits in the selector alone, never for a peer."""
+    """One thread does all of it, so that nothing has a lock. It waits in the selector, never for a peer to read or write;
+    and for a model's process that has died to be gone (Model.bury())."""
 
     def __init__(self, spec: HostSpec, listening: socket.socket) -> None:
         self._spec = spec
