@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import penstock as ps
+from penstock.engines.local.inline import InlineFleet
 from penstock.errors import EngineError, StepError, TransientError, WorkerDiedError
+from penstock.models.place import Surroundings
 from penstock.observe.metrics import MetricKey, Metrics
 from penstock.run.coordinator import Coordinator
 from penstock.run.fleet import Died, Done, Failed, FleetSpec, Lost, Ready, WorkerProgress
@@ -192,3 +195,16 @@ def test_a_step_that_makes_other_rows_each_time_cannot_make_lost_ones_again():
     times = itertools.count(1)
     with pytest.raises(EngineError, match="were lost with a node.* made others when they ran again"):
         three_stages(LosingEngine([1]), 0, made=lambda row: [row] * (next(times) // 1999 + 1))
+
+
+def test_killing_threads_waits_for_no_work_that_one_of_them_took(monkeypatch):
+    class TakenByAnother(queue.SimpleQueue):
+        def empty(self):  # whoever looks finds something, and it is gone when it is taken
+            return False
+
+    monkeypatch.setattr(queue, "SimpleQueue", TakenByAnother)
+    fleet = InlineFleet({}, 2, Surroundings())
+    killing = threading.Thread(target=fleet.kill, daemon=True)
+    killing.start()
+    killing.join(10)
+    assert not killing.is_alive()

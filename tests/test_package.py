@@ -248,6 +248,24 @@ def test_all_is_sorted_and_complete():
         assert set(module.__all__) - {"__version__"} == public
 
 
+def without_docstrings(name, public):
+    """Names of what has none: the class or function, and methods that a class defines and no base describes."""
+    text = public.__doc__ or ""
+    if not text or text.startswith(f"{public.__name__}("):  # a dataclass has one that only repeats its fields
+        yield name
+    for own in vars(public) if isinstance(public, type) else ():
+        member = getattr(public, own)
+        if not own.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
+            yield from [] if inspect.getdoc(member) else [f"{name}.{own}"]
+
+
+def test_everything_public_has_a_docstring():
+    named = {f"{m.__name__}.{n}": getattr(m, n) for m in (penstock, penstock.beam, penstock.testing) for n in m.__all__}
+    ours = {name: value for name, value in named.items() if getattr(value, "__module__", "").startswith("penstock")}
+    public = {name: value for name, value in ours.items() if isinstance(value, type) or inspect.isroutine(value)}
+    assert [found for name, value in public.items() for found in without_docstrings(name, value)] == []
+
+
 def is_module(value):
     return type(value).__name__ == "module"
 

@@ -11,6 +11,7 @@ import selectors
 import socket
 import subprocess
 import sys
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -197,6 +198,16 @@ def test_reports_of_what_is_not_there_change_nothing(segments):
     again, new = [segments.write([b"x"]) for _ in range(2)]
     assert again is segment
     assert new is not segment
+
+
+def test_what_was_freed_is_taken_once_also_if_another_thread_takes_the_last(leases):
+    class TakenByAnother(deque):
+        def __bool__(self):  # whoever looks finds something, and it is gone when it is taken
+            return True
+
+    leases.freed = TakenByAnother([("a", 1), ("a", 2)])
+    assert leases.take_freed() == {"a": [1, 2]}
+    assert leases.take_freed() == {}
 
 
 def test_reports_are_told_apart_by_owner(leases):

@@ -16,12 +16,14 @@ import penstock as ps
 from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.failures import Handling
+from penstock.inference import session as session_module
 from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, ProcessSessions, Ticket
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models import front
 from penstock.models.front import LINGER
+from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
 PATIENCE = 10  # seconds until a thread counts as hanging
@@ -1193,3 +1195,23 @@ def test_rows_stay_rows_for_a_handler_of_columns_with_functions_around_it(sessio
     handler = Columns(max_batch_size=4).with_preprocess_fn(dict)
     with pytest.raises(StepError, match="a table was turned into rows"):
         everything(stream_of(sessions, handler), table_of(0, 2))
+
+
+def test_no_thread_loads_a_model_that_is_about_to_have_a_host(monkeypatch, tmp_path):
+    handler, found = Echo(), []
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "hosts"), workers=4))
+    session = open_session(sessions, handler)
+    other = threading.Thread(target=lambda: found.append(session.load()), daemon=True)
+
+    def host(*_):
+        other.start()
+        other.join(0.2)  # it finds nothing to load, and waits for this
+        return "host"
+
+    monkeypatch.setattr(session_module, "is_small", lambda *_: False)
+    monkeypatch.setattr(session_module, "fits", lambda *_: False)
+    monkeypatch.setattr(session_module, "_hosted_session", host)
+    found.append(session.load())
+    other.join(PATIENCE)
+    assert found == ["host", "host"]
+    assert handler.loads == 1  # the first, which was measured

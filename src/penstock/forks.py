@@ -17,6 +17,7 @@ _here = threading.local()  # .rows: those that this thread's function is still t
 
 
 def _in_child() -> None:
+    """In the child, on the only thread that it has, before os.fork() returns there."""
     global _forks
     _forks += 1
     for _ in getattr(_here, "rows", ()):  # map() is in C: it ends where there are no more rows
@@ -35,8 +36,8 @@ def end_if_forked(began: int, step: str) -> None:
     """End this process, if it is another than that which began."""
     if _forks != began:
         what = f"penstock: step {step!r}: a process that its code forked came back from it; it ends here (os.fork())\n"
-        os.write(2, what.encode(errors="replace"))
-        os._exit(1)
+        os.write(2, what.encode(errors="replace"))  # not by sys.stderr, whose lock another thread may have held at the fork
+        os._exit(1)  # nothing is flushed or closed: it is all the parent's
 
 
 @contextmanager

@@ -71,6 +71,7 @@ class RunOptions:
         return (self.seed or 0) if self.deterministic else None
 
     def replace(self, given: Mapping[str, Any]) -> RunOptions:
+        """These options with others in their place, checked like all. Raises UsageError for a value that does not fit."""
         return dataclasses.replace(self, **given)
 
 

@@ -40,6 +40,7 @@ class Retry:
                 raise UsageError(f"Retry({name}={seconds!r}): expected seconds, 0 or more")
 
     def may_pass(self, exc: BaseException) -> bool:
+        """Whether this error is one of `on`, and is tried again."""
         return isinstance(exc, self.on)
 
     def wait(self, tried: int, chance: float) -> float:

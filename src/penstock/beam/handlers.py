@@ -140,6 +140,7 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
         return str(self.beam.get_metrics_namespace())
 
     def override_metrics(self, metrics_namespace: str = "") -> bool:
+        """What Beam's handler says: True, if it counts by itself, and nothing else is reported."""
         return bool(self.beam.override_metrics(metrics_namespace))
 
     def get_resource_hints(self) -> Mapping[str, Any]:

@@ -18,9 +18,11 @@ class ModelHandler(handler.ModelHandler[ExampleT, PredictionT, ModelT]):
         super().__init__(**settings)
 
     def should_skip_batching(self) -> bool:
+        """Whether rows are batches already (with_no_batching())."""
         return is_prebatched(self)
 
     def set_environment_vars(self) -> None:
+        """Set the handler's env_vars in this process. Penstock does so by itself, before it loads the model."""
         os.environ.update(variables_of(self))
 
     def override_metrics(self, metrics_namespace: str = "") -> bool:

@@ -22,7 +22,7 @@ from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
 _left: queue.SimpleQueue[tuple[float, Hold]] = queue.SimpleQueue()  # by users that have gone: when to release what they had
-_releasing: list[threading.Thread] = []  # the thread that releases them
+_releasing: list[threading.Thread] = []  # the thread that releases them: a daemon, which ends with the process
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,6 +75,7 @@ def opened(run: str, user: Any, workers: int = 1) -> tuple[Hold, weakref.finaliz
 
 
 def _release_left() -> None:
+    """In order: one that is due later holds up those behind it, for as long as its user may come back."""
     while True:
         due, hold = _left.get()
         time.sleep(max(0.0, due - time.monotonic()))
@@ -82,6 +83,7 @@ def _release_left() -> None:
 
 
 def _made(run: str, workers: int) -> PipelineSessions:
+    """Called under the lock of enter(), so that one thread is started."""
     if not _releasing:
         _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
         _releasing[0].start()
@@ -95,6 +97,7 @@ def _closed(held: PipelineSessions) -> None:
     process."""
     if leave(held.run, held):
         held.sessions.close(wait=False)
+        # On a thread of its own: hosts end when their last client has gone, which may be another process.
         threading.Thread(target=_leave, args=(held.folder,), daemon=True).start()
 
 

@@ -93,6 +93,7 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
 
     @classmethod
     def from_callable(cls, model_handler_provider: Any, **kwargs: Any) -> RunInference:
+        """A step whose handler is model_handler_provider(**kwargs), called once, here."""
         return cls(model_handler_provider(**kwargs))
 
     def with_monitoring_transform(self, monitoring_transform: Any) -> RunInference:
@@ -127,6 +128,7 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         return {**known, **super().annotations()}
 
     def expand(self, pcoll: Any) -> Any:
+        """Called by Beam when the pipeline is built. The answers; with exception handling also a RunInferenceDLQ."""
         spec = self._spec
         if self._monitoring is None:
             made, failed = self._inferred(pcoll, spec)

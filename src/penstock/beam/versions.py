@@ -48,6 +48,7 @@ class VersionNames:
         return self._names.get((model, model_id), "")
 
     def newest(self, model: str) -> str:
+        """The name of the version that is wanted now; empty as for of()."""
         return self._newest.get(model, "")
 
 

@@ -31,9 +31,11 @@ class InputSpec:
         return self.shape[0] if self.shape else None
 
     def fits_row(self, row: Array) -> bool:
+        """Whether an array can be one row of this input: its type and its axes."""
         return (self.dtype is None or row.dtype == self.dtype) and self._fits_axes(row.shape)
 
     def fits(self, array: Array) -> bool:
+        """Whether an array, whose first axis is the rows, has the axes of this input; its type may still be converted."""
         return self._fits_axes(array.shape[1:])
 
     def _fits_axes(self, axes: Sequence[int]) -> bool:

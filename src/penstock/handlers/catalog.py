@@ -26,6 +26,7 @@ class Need:
     tried: str  # the version that the family was tried with
 
     def is_there(self) -> bool:
+        """Whether the module could be imported. It is not imported for that."""
         return importlib.util.find_spec(self.module) is not None
 
     def installed(self) -> str | None:
@@ -42,6 +43,7 @@ class Need:
         return "?"
 
     def is_met(self) -> bool:
+        """Whether the package is there in a version that will do, or in one that cannot be told."""
         seen = self.installed()
         return seen is not None and (seen == "?" or _numbers(seen) >= _numbers(self.least))
 
@@ -57,6 +59,7 @@ class HandlerFamily:
     install: str  # what pip is told: one package or extra, or several with blanks between
 
     def missing(self) -> list[Need]:
+        """The packages that are not there, or are too old. Empty: the handlers can be used."""
         return [need for need in self.needs if not need.is_met()]
 
 

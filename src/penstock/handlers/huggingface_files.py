@@ -25,6 +25,8 @@ class ModelFiles:
     subfolder: str = ""
 
     def path(self, name: str) -> str | None:
+        """Where a file is on this machine, fetched from the hub if it has to be; None: the model has no such file. Raises
+        what the hub's client raises when it cannot be fetched."""
         if os.path.isdir(self.place):
             path = os.path.join(self.place, self.subfolder, name)
             return path if os.path.isfile(path) else None
@@ -45,6 +47,7 @@ class ModelFiles:
             return json.load(file)
 
     def below(self, subfolder: str) -> ModelFiles:
+        """The files of a folder inside of this one."""
         return ModelFiles(self.place, self.hub, os.path.join(self.subfolder, subfolder) if subfolder else self.subfolder)
 
 

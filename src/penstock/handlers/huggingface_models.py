@@ -39,6 +39,9 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
+    """What handlers of Hugging Face's models have in common: the model's name or folder, its device, and how it is loaded.
+    Made in the user's process; the model is loaded in the process that calls it."""
+
     wraps_answers = True
 
     _load_args: dict[str, Any]

@@ -39,6 +39,7 @@ class Whole(NamedTuple):
 
 
 def is_tokens(row: Any) -> bool:
+    """Whether a prepared row was tokenised; else it is for a model that does so by itself."""
     return isinstance(row, (np.ndarray, Tokens))
 
 
@@ -50,11 +51,13 @@ def length_of(row: Any) -> int:
 
 
 def ids_of(row: Any) -> Array:
+    """The token ids of a row that was tokenised."""
     ids: Array = row.ids if isinstance(row, Tokens) else row
     return ids
 
 
 def example_of(row: Any) -> Any:
+    """What the user's row was, of a prepared row that keeps it whole; any other as it is."""
     return row.example if isinstance(row, Whole) else row
 
 
@@ -64,7 +67,7 @@ class TextTokenizer:
 
     def __init__(self, loaded: LoadedTokenizer, max_length: int | None, lower_case: bool = False) -> None:
         self.loaded, self.max_length = loaded, max_length
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while a fast tokenizer is copied, or the slow one is called
         self._by_length: dict[int | None, Tokenizer] = {}  # guarded by the lock
         fast = loaded.fast
         if fast is not None and lower_case:

@@ -14,13 +14,14 @@ KEY_VARIABLE = "LLAMA_API_KEY"  # llama-server reads it, too
 
 
 def main() -> None:
+    """Serve until a signal ends this process. Its guardian (server_guardian.py) sends it."""
     options = _options()
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     _set(params, options)
     server = xllamacpp.Server(params)  # it is ready, or this raises
-    while server is not None:
+    while server is not None:  # its threads serve; this one holds it
         signal.pause()
 
 

@@ -69,6 +69,7 @@ class WeightsSource:
 
     @property
     def path(self) -> str:
+        """The file that the model is loaded from, whichever kind it is."""
         return str(self.state_dict_path or self.torch_script_model_path or self.exported_program_path)
 
     def at(self, path: str) -> WeightsSource:

@@ -24,6 +24,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: Any, autocast: Any, compile_: Any) -> Precision:
+        """Out of a handler's arguments: torch's types or their names. Raises UsageError for what they cannot be."""
         if not isinstance(compile_, (bool, Mapping)):
             raise UsageError(f"compile={compile_!r}: expected True, False, or a dict of arguments of torch.compile()")
         options = {} if compile_ is True else compile_

@@ -36,11 +36,11 @@ def run_on(device: torch.device, inputs: InputsT, run: Callable[[InputsT], Any],
             output = run(_moved(inputs, lambda tensor, _: tensor.to(device)))
         return fetch(output)
     staged = _moved(inputs, _PINNED.staged)
-    output, began, done = _LAUNCHER.submit(_launch, staged, run, device).result()
-    with torch.cuda.stream(torch.cuda.Stream(device)):
+    output, began, done = _LAUNCHER.submit(_launch, staged, run, device).result()  # launched, and not yet computed
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # not the launcher's, where others were launched since
         done.wait()
         fetched = fetch(output)
-    done.synchronize()
+    done.synchronize()  # before this thread fills its pinned memory again, and for the time that it took
     _OWN.seconds = getattr(_OWN, "seconds", 0.0) + began.elapsed_time(done) / 1e3
     return fetched
 

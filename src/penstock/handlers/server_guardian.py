@@ -22,13 +22,15 @@ GRACE = 3.0  # seconds in which a server may end by itself
 
 
 def main() -> None:
+    """Start sys.argv[1:], and end as it does; earlier, if standard input is closed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _control(ADOPTS_ORPHANS, 1)  # of the server, to wait for them at the end
+    # Before the server starts: its end writes a byte, so that select() wakes also if it came just before select().
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler no byte is written
     try:
         server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_as_server)
     except OSError as exc:
@@ -37,7 +39,7 @@ def main() -> None:
         ready, _, _ = select.select([0, reading], [], [])
         if reading in ready:
             os.read(reading, 1024)
-        if 0 in ready and not os.read(0, 1024):
+        if 0 in ready and not os.read(0, 1024):  # closed, or its holder is gone
             _end(server.pid, signal.SIGTERM)
             _await_end(server.pid, reading)
             break
@@ -61,6 +63,7 @@ def _control(what: int, value: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
+    """It stays a zombie (WNOWAIT), so that its number, which is its group's, is nobody else's."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -77,7 +80,7 @@ def _await_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:
             os.killpg(group, 0)
-            with contextlib.suppress(ChildProcessError):
+            with contextlib.suppress(ChildProcessError):  # orphans that this process has adopted would stay zombies
                 os.waitpid(-group, os.WNOHANG)
             time.sleep(0.005)
 
@@ -90,7 +93,7 @@ def _end(group: int, number: int) -> None:
 def _end_like(code: int) -> None:
     if code >= 0:
         sys.exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be the guardian's, and not the server's
     with contextlib.suppress(OSError, ValueError):  # SIGKILL is as it is
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)

@@ -65,9 +65,9 @@ class ServerProcess:
         self.port = port
         self.key = key
         self.url = f"http://{HOST}:{port}"
-        self._guardian = guardian
+        self._guardian = guardian  # this process's child, whose exit code is the server's
         self._log = log
-        self.close = weakref.finalize(self, _end, guardian)
+        self.close = weakref.finalize(self, _end, guardian)  # runs once, whoever calls it; at exit, too
 
     def lost(self) -> ModelLostError | None:
         """Asked after a request got no answer: why, if the server has ended; None: it is there."""
@@ -76,6 +76,7 @@ class ServerProcess:
         return None
 
     def has_ended(self) -> bool:
+        """Whether the server is gone. Does not wait."""
         return self._guardian.poll() is not None
 
     def memory_bytes(self) -> int | None:
@@ -92,12 +93,14 @@ class ServerLog:
     """What a server prints: the last lines of it, and a file with all of it, if the user wants one."""
 
     def __init__(self, printed: IO[bytes], path: str | None) -> None:
-        self._lines: deque[bytes] = deque(maxlen=LOG_LINES)
+        self._lines: deque[bytes] = deque(maxlen=LOG_LINES)  # the reader appends, others copy: no lock
         file = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
+        # It owns the pipe and the file, and ends when all who could write to the pipe are gone.
         self._reader = threading.Thread(target=_read, args=[printed, self._lines, file], daemon=True, name="server log")
         self._reader.start()
 
     def text(self) -> str:
+        """The last lines that it printed, at most LOG_LINES. From any thread, while it runs."""
         return b"".join(list(self._lines)).decode(errors="backslashreplace").rstrip()
 
     def told(self) -> str:
@@ -136,6 +139,7 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
     )
     assert guardian.stdout is not None
     server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, command.log_file))
+    # The log is read from the start: a server whose pipe is full would wait, and never be ready.
     try:
         _await_ready(server, command, command.ready_url.replace(PORT, str(port)))
     except BaseException:
@@ -149,6 +153,7 @@ def _await_ready(server: ServerProcess, command: ServerCommand, url: str) -> Non
     seen = "nothing answered"
     while time.monotonic() < started + command.start_timeout:
         seen = _look(url, server.key)
+        # After the look: what answered may be another program, if the server has ended because it took the port.
         if (code := server._guardian.poll()) is not None:
             _raise_ended(server, command, code)
         if not seen:
@@ -185,7 +190,7 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a pr
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
+    with socket.socket() as sock:  # closed when this returns: another process may take the port before the server does
         sock.bind((HOST, 0))
         return int(sock.getsockname()[1])
 
@@ -204,9 +209,9 @@ def _end(guardian: subprocess.Popen[bytes]) -> None:
     """Let go of the server, and wait until it has ended."""
     assert guardian.stdin is not None
     with contextlib.suppress(OSError):
-        guardian.stdin.close()
+        guardian.stdin.close()  # is what the guardian waits for
     try:
-        guardian.wait(PATIENCE)
+        guardian.wait(PATIENCE)  # longer than it may take: SIGTERM, GRACE, SIGKILL, GRACE
     except subprocess.TimeoutExpired:
         guardian.kill()  # the server goes with it
         guardian.wait()

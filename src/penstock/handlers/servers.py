@@ -43,7 +43,7 @@ class ServerTransport(HttpTransport):
         try:
             return await super().__call__(content)
         except (Unreachable, BrokenOff) as exc:
-            lost = await asyncio.to_thread(self.server.lost)
+            lost = await asyncio.to_thread(self.server.lost)  # it waits for the server's end: other requests run meanwhile
             if lost is not None:
                 raise lost from exc
             raise

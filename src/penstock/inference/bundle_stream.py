@@ -82,7 +82,8 @@ class InferenceStream:
             self._window = max(self._window, at_once * MAX_ROWS)  # many batches: each goes by itself
         self._columns = spec.takes_columns()
         self._pushed = 0  # rows, as they came: the position of the next one
-        self._pending: deque[Pending] = deque()
+        # The stream's thread writes these; progress reads them from another one, without a lock: see answered().
+        self._pending: deque[Pending] = deque()  # the oldest first
         self._sending: Pending | None = None  # is being submitted, which may run the model
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -138,13 +139,13 @@ class InferenceStream:
     def close(self) -> None:
         """Whatever happened; what is in flight, nobody wants."""
         self._lane.close()
-        self._preparers.close()
+        self._preparers.close()  # they have lanes of their own, where preparing has a process
 
     # For progress: read from other threads. What changes meanwhile makes the numbers too small, never too large.
 
     def answered(self) -> int:
         """How many rows the model has answered, or has failed for."""
-        rows_in, sending = self.rows_in, self._sending
+        rows_in, sending = self.rows_in, self._sending  # before the deque, whose rows are taken from it
         try:
             answered = rows_in - sum(pending.ticket.missing for pending in self._pending)
         except RuntimeError:  # it changed just now
@@ -153,7 +154,7 @@ class InferenceStream:
 
     def handed_out(self) -> int:
         """How many rows have left with their answers, or have failed."""
-        rows_in = self.rows_in
+        rows_in = self.rows_in  # first: _send() adds to what is in flight before it adds to this
         return rows_in - self._in_flight
 
     # Towards the model.

@@ -56,8 +56,9 @@ class FormingLane:
         self._lane = lane
         self._model_id = spec.handler.model_id()  # of rows that never reach it
         self._spec = spec
+        # All of it is the bundle's thread's own: no lock. Tickets of batches are filled by sessions, the callers' own here.
         self._batches: dict[str | None, _Batches] = {}  # by model, in the order in which they first came
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_Sent] = deque()  # the oldest first: answers are handed out in this order, whichever came first
         self._args: Any = None
         self._failed: PenstockError | None = None  # a batch did: none is sent after it
 
@@ -92,7 +93,7 @@ class FormingLane:
 
     def flush(self) -> None:
         """The rows that gather leave now."""
-        gathered, self._batches = self._batches, {}
+        gathered, self._batches = self._batches, {}  # taken first: the next window begins anew, in its own order
         for model, batches in gathered.items():
             for pieces in [*batches.formed, *batches.forming.flush()]:
                 self._send(pieces, model)
@@ -139,7 +140,7 @@ class FormingLane:
             return
         self._failed = batch.error
         self._sent.append(_Sent(batch, pieces))
-        for (ticket, _), start, stop in pieces:
+        for (ticket, _), start, stop in pieces:  # now that they are sent, to wait for them cuts no batch short
             ticket.gathering -= stop - start
 
     def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], model: str | None, error: NotShippableError) -> None:
@@ -153,7 +154,7 @@ class FormingLane:
         for at, failure in found.items():
             rows, place = places[at]
             rows.ticket.failures[place] = failure
-            rows.ticket.missing -= 1
+            rows.ticket.missing -= 1  # after the failure, as in ticket.py
             rows.ticket.gathering -= 1
         if rest := without(places, found):
             self._send([(rows, at, at + 1) for rows, at in rest], model)

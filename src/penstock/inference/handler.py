@@ -330,9 +330,11 @@ class ModelHandler(Displayed, Generic[ExampleT, PredictionT, ModelT]):
         return self._changed(_no_batching=True)
 
     def get_preprocess_fns(self) -> tuple[Callable[[Any], Any], ...]:
+        """The functions of with_preprocess_fn(), in the order in which they run."""
         return self._preprocess_fns
 
     def get_postprocess_fns(self) -> tuple[Callable[[Any], Any], ...]:
+        """The functions of with_postprocess_fn(), in the order in which they run."""
         return self._postprocess_fns
 
     def _changed(self: SelfT, **attributes: Any) -> SelfT:

@@ -42,7 +42,8 @@ class _Open(NamedTuple):
 
 
 class HostedSession:
-    """This process's way to a model that is elsewhere."""
+    """This process's way to a model that is elsewhere. Callers' threads submit and wait; the connection's thread, which the
+    client owns, hands out answers. `_changed` is the lock of all sessions of the process."""
 
     def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
@@ -52,9 +53,9 @@ class HostedSession:
         self.turn = owner.turn
         self._changed = owner.changed
         self._namespace = spec.metrics_namespace
-        self._open: dict[int, _Open] = {}
-        self._numbers = itertools.count(1)
-        self._closed = False
+        self._open: dict[int, _Open] = {}  # by number; guarded by _changed
+        self._numbers = itertools.count(1)  # of lanes and tickets; next() is atomic: no lock
+        self._closed = False  # guarded by _changed
         around = owner.around
         self._model = at_place(key) if place.shared else None
         address = Address(spec.folder(around), name_of(place_key(key, spec, place)))
@@ -68,10 +69,10 @@ class HostedSession:
     def hand_in_metrics(self) -> None: ...
 
     def close(self, *, wait: bool = True) -> None:
-        self._client.close(wait)
+        self._client.close(wait)  # without the sessions' lock: the connection's thread may need it to end
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.notify_all()  # nobody answers those who still wait: see wait()
 
     # For lanes. The client's lock is never taken inside the sessions' one, only the other way round.
 
@@ -80,7 +81,7 @@ class HostedSession:
 
     def close_lane(self, number: int, tickets: list[int]) -> None:
         self._client.leave(number, tickets)
-        with self._changed:
+        with self._changed:  # answers that come until then fill tickets that nobody reads
             for ticket in tickets:
                 self._open.pop(ticket, None)
 
@@ -109,20 +110,20 @@ class HostedSession:
             parts=submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)],
         )
         buffers = pack(block, submitted.ticket.step)
-        with self._changed:
+        with self._changed:  # before it is sent: its answer may be here before submit() returns
             self._open[number] = submitted
         self._client.submit(message, buffers)
         return number
 
     def wait(self, lane: int, ticket: Ticket, number: int, caller: Caller) -> None:
-        self._client.waits(lane, number)
+        self._client.waits(lane, number)  # so that the host does not keep a batch back for more rows of this lane
         with self._changed:
             self._owner.waits(caller, ticket)
             try:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
-                    self._changed.wait()
+                    self._changed.wait()  # until _settle() on the connection's thread, or close()
             finally:
                 self._owner.goes(caller)
 
@@ -132,7 +133,7 @@ class HostedSession:
     def resume(self, lane: int) -> None:
         self._client.goes(lane)
 
-    # What the host says, on the connection's thread.
+    # What the host says, on the connection's thread. again() is called with the client's lock held, the others without.
 
     def answered(self, message: Answers, answers: list[Any]) -> None:
         with self._changed:
@@ -232,11 +233,11 @@ class HostedLane:
         self._retry = retry
         self._session = session
         self._number = number
-        self._open: dict[int, int] = {}  # id of a ticket -> its number
+        self._open: dict[int, int] = {}  # id of a ticket, which the caller holds meanwhile -> its number
         self._args: Any = None
         self._prepared: str | None = None
         self._how: bytes | None = None
-        session.open_lane(number)
+        session.open_lane(number)  # may raise: a lane that is not open is not the caller's to pause
         caller.hosted.append(self)
 
     def submit(
@@ -259,6 +260,7 @@ class HostedLane:
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
+            # While it waits, another thread of the process may prepare rows: whoever holds the turn computes.
             with self.caller.paused(self), self._session.turn.given_up():
                 self._session.wait(self._number, ticket, self._open[id(ticket)], self.caller)
         self._open.pop(id(ticket), None)

@@ -72,7 +72,7 @@ class Caller:
             lane.pause()
         try:
             yield
-        finally:
+        finally:  # also after an error: a lane that stays paused would let its host think that no rows can come
             for lane in elsewhere:
                 lane.resume()
 
@@ -104,7 +104,7 @@ class _Session(Protocol):
 
 
 class LocalLane:
-    """The way into a session of this process."""
+    """The way into a session of this process. Its fields are its thread's own; the session has the lock."""
 
     def __init__(
         self, session: _Session, caller: Caller, step: str, handling: Handling | None = None, retry: Retry | None = None
@@ -160,6 +160,7 @@ class LocalLane:
         if self._moved is not None:
             return self._moved.wait(ticket)
         if not ticket.settled:
+            # Before the sessions' lock is taken: pause() takes the lock of a host's client, which comes first.
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
                 self._session.wait(ticket, self.caller)
         return ticket.answers()
@@ -172,7 +173,7 @@ class LocalLane:
     def close(self) -> None:
         if self._moved is not None:
             self._moved.close()
-        self._session.leave(self)
+        self._session.leave(self)  # also then: it was opened at the session's front
 
 
 def settle(spans: list[Span[Request]], outcome: Outcome | PenstockError) -> None:

@@ -37,7 +37,7 @@ class Live:
         self.version = version
         self.copy = copy
         self.prepared = prepared  # with what its rows have to be; None: as they come
-        self.leases = 0  # batches that run on it
+        self.leases = 0  # batches that run on it; guarded by the lock of its RefreshedModel
         self.is_proven = True  # it has answered a batch, or another is asked for what it cannot answer
         self.on_trial = False  # others answer most of the rows, until it is decided on
 
@@ -174,7 +174,7 @@ def untimed(calling: Callable[[], None] | None) -> Iterator[None]:
     thread.start()
     try:
         yield
-    finally:
+    finally:  # joined: no sign of life after the next call has begun
         over.set()
         thread.join()
 

@@ -44,6 +44,7 @@ def load_within(seconds: float | None, load: Callable[[], T]) -> T:
         except BaseException as exc:
             raised.append(exc)
 
+    # A daemon: one that is given up on below must not keep the process. The lists are read after it has ended.
     thread = threading.Thread(target=run, name="penstock-load", daemon=True)
     thread.start()
     thread.join(seconds)

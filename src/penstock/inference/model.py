@@ -72,15 +72,15 @@ class ModelCopy:
         self._own = threading.local()  # of each thread: rows that did not fit, whom to tell of a call
         self._announces = False  # calls, to somebody who times them
         self._sees_device = type(handler).device_seconds is not ModelHandler.device_seconds
-        self._loading = threading.Lock()
-        self._loaded: LoadedModel | None = None
+        self._loading = threading.Lock()  # held while the model loads: others wait for it
+        self._loaded: LoadedModel | None = None  # written under _loading; read without: it is there whole, or not
 
     def load(self) -> LoadedModel | None:
         """Load the model, if nobody has; return what that cost. One thread loads, others wait for it."""
         if self._loaded is not None:
             return None
         with self._loading:
-            if self._loaded is not None:
+            if self._loaded is not None:  # by the thread that this one has waited for
                 return None
             self._loaded = load_model_of(self.handler, self.step, self._variables, one_of_many=self._one_of_many)
             return self._loaded
@@ -372,7 +372,7 @@ class ModelCopy:
             if self._sees_device:
                 self._own.device_seconds = self.handler.device_seconds()
         finally:
-            end_if_forked(began, self.step)
+            end_if_forked(began, self.step)  # first: a child that was forked inside ends here
             if self._one_of_many:
                 BATCHES.end()
             if self._slow is not None:

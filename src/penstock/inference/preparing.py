@@ -31,6 +31,8 @@ Handler = ModelHandler[Any, Any, Any]
 
 
 class Preparer(Protocol):
+    """Prepares the examples of one bundle's stream, and is used by its thread alone."""
+
     @property
     def prepared(self) -> str | None:
         """With what, where that may change (inference/live_versions.py)."""
@@ -83,7 +85,7 @@ class Tools:
 
     def last_version(self, session: str) -> VersionTool | None:
         """That which was asked for last: what one bundle has learned, the next begins with."""
-        return self._versions.get(session)
+        return self._versions.get(session)  # without the lock, which is held while another tool loads
 
     def of_version(self, session: str, version: Version, load: Callable[[], VersionTool]) -> VersionTool:
         """Loaded once, whatever becomes of its files: rows are prepared with what was there then, and are said to be."""

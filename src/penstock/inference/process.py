@@ -47,7 +47,7 @@ def leave(run: Hashable, used: UsedSessions) -> bool:
         used.users -= 1
         if used.users:
             return False
-        del _used[run]
+        del _used[run]  # before they are closed, without the lock: nobody finds sessions that are closing
         return True
 
 

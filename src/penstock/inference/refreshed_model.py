@@ -59,9 +59,11 @@ class RefreshedModel:
         self._reports = reports
         self._loader = VersionLoader(name, make, refresh, reports, prepares_alike, load_timeout)
         self._proving = Proving(reports, refresh.compare, self._judge)
-        self._loading = threading.Lock()  # whoever comes first loads the first version
+        self._loading = threading.Lock()  # whoever comes first loads the first version; taken before _changed, never inside
         self._own = threading.local()  # whom to tell of a call, of each thread
-        self._changed = threading.Condition()  # guards what follows
+        # Guards what follows, and the leases of versions; never held while a model is loaded, called or freed. Notified when
+        # a lease is given back, for _replace(), and when _replace() is over, for batches.
+        self._changed = threading.Condition()
         self._serving: Live | None = None
         self._new: Live | None = None  # is to take over, when it has answered a batch
         self._is_proving = False  # it is being called for the first time
@@ -69,7 +71,7 @@ class RefreshedModel:
         self._share = self._owed = 0.0
         self._is_paused = False  # the old one goes before the new one is loaded
         self._broken: ModelLoadError | None = None  # there is none
-        self._retired: list[Live] = []
+        self._retired: list[Live] = []  # batches may still run on these; tidy() frees them
 
     # As a ModelCopy.
 
@@ -79,7 +81,7 @@ class RefreshedModel:
             if self.is_loaded:
                 return None
             loaded = self._load_first()
-        self._reports.follow(self)
+        self._reports.follow(self)  # from here on the refresher's thread calls follow()
         return loaded
 
     def _load_first(self) -> LoadedModel:
@@ -93,6 +95,7 @@ class RefreshedModel:
 
     @property
     def is_loaded(self) -> bool:
+        """Asked without the lock: _replace() says that it is paused before it takes the old one away."""
         return self._serving is not None or self._is_paused or self._broken is not None  # else a caller loads one
 
     @property
@@ -153,7 +156,7 @@ class RefreshedModel:
         """The version that is called; and, if that has to prove itself, the one in service."""
         with self._changed:
             while self._is_paused:
-                self._changed.wait(BREATH)
+                self._changed.wait(BREATH)  # until _replace() is over
                 if (calling := getattr(self._own, "calling", None)) is not None:
                     calling()  # whoever times this batch is not to count the load
             live, old = self._chosen(rows, prepared)
@@ -172,7 +175,7 @@ class RefreshedModel:
                 self._is_proving &= not is_first
                 for each in held:
                     each.leases -= 1
-                self._changed.notify_all()
+                self._changed.notify_all()  # _replace() may wait for the last lease
 
     def _chosen(self, rows: int, prepared: str | None) -> tuple[Live, Live | None]:
         if self._broken is not None:
@@ -200,7 +203,7 @@ class RefreshedModel:
             return call.for_another().on(first) if made.failures or made.again else made
         with self._loading, untimed(getattr(self._own, "calling", None)):
             with self._changed:
-                if self._serving is not first:
+                if self._serving is not first:  # another batch has failed on it as well, and was faster
                     return None
             before = self._before(first)
         if before is None:
@@ -211,7 +214,7 @@ class RefreshedModel:
         else:
             kept = call.for_another().on(before)
         if len(kept.failures) < rows:
-            with self._changed:
+            with self._changed:  # again: the refresher's thread may have brought another one meanwhile
                 if self._serving is first:
                     self._retire(first)
                     self._serving = before
@@ -230,7 +233,7 @@ class RefreshedModel:
     def _judge(self, new: Live, rows: int, errors: int, why: str) -> None:
         if new.on_trial:
             self._reports.tried(self.name, new.version, rows, errors)
-        elif new is not self._new:
+        elif new is not self._new:  # without the lock: _take_over() and _drop() look again with it
             return  # it is not wanted any more
         elif errors >= rows:
             self._loader.refuse(new.version, f"it failed for all {rows} rows of its first batch: {why}")
@@ -260,10 +263,12 @@ class RefreshedModel:
             self._retire(live)
 
     def _retire(self, live: Live | None) -> None:
+        """The lock is held."""
         if live is not None:
             self._retired.append(live)
 
-    # What the thread does.
+    # What the refresher's thread does. No other thread gives _new, _trial and _broken a value; batches let a version take
+    # over, or drop it.
 
     def follow(self, wanted: Wanted) -> None:
         """Load what is wanted, beside what is here; called by one thread, while batches run."""
@@ -318,7 +323,7 @@ class RefreshedModel:
         it is by now. Batches wait."""
         live, error = None, self._broken
         with self._changed:
-            self._is_paused = True
+            self._is_paused = True  # first: no batch takes a lease from now on, so that the wait below ends
             while old is not None and old.leases:
                 self._changed.wait()
             self._serving = None
@@ -336,7 +341,7 @@ class RefreshedModel:
                 error = None
                 if live.version == version:
                     self._reports.served(self.name, live, f"{OLD_FIRST}: {why}")
-        finally:
+        finally:  # whatever was raised: batches wait
             with self._changed:
                 self._serving, self._broken = live, error
                 self._is_paused = False

@@ -31,15 +31,16 @@ class Refresher:
         self._files = VersionFiles(told.folder, told.key)
         self._holders = told.holders
         self._resized = resized
-        self._lock = threading.Lock()  # guards what follows
+        # Guards what follows; not held while a model is told, which may load a version, nor while resized() is called.
+        self._lock = threading.Lock()
         self._models: dict[str, Followed] = {}
         self._status = Status()
-        self._is_news = False
-        self._mark: tuple[int, int] | None = None
+        self._is_news = False  # of the status: it is not written yet
+        self._mark: tuple[int, int] | None = None  # of the file that _wanted was read from
         self._wanted: dict[str, Wanted] = {}
         self._told: dict[str, tuple[int, int] | None] = {}  # the mark of what a model was told last
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # started with the first model; close() ends it
 
     def follow(self, model: Followed) -> None:
         """Tell this one from now on what is wanted."""
@@ -71,7 +72,7 @@ class Refresher:
                     self._tell(model)
                 except BaseException:  # what a handler raises is handled there; without this thread no model would change
                     logger.exception("model %r could not be changed (a bug in Penstock)", model.name)
-            self._report()
+            self._report()  # trials: what is served or refused was reported at once
 
     def _tell(self, model: Followed) -> None:
         """What it was not told yet, whoever else has looked since, or was loaded since."""
@@ -79,7 +80,7 @@ class Refresher:
             if self._models.get(model.name) is not model:
                 return  # it was unloaded
             wanted, is_new = wanted_of(self._wanted, model.name), self._told.get(model.name) != self._mark
-            self._told[model.name] = self._mark
+            self._told[model.name] = self._mark  # before follow(): what changes meanwhile is told at the next look
         if is_new:
             model.follow(wanted)
         else:

@@ -173,8 +173,8 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         """One request; again while it is refused."""
         meter = model.meter
         while True:
-            meter.gate.enter_thread()
-            meter.account.begin_request()
+            meter.gate.enter_thread()  # on this thread, which may wait here: each batch has one of its own
+            meter.account.begin_request()  # after the wait: others may have spent the budget meanwhile
             sent = meter.gate.pace.now()
             token = _asking.set(meter)
             try:

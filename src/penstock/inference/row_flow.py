@@ -43,17 +43,17 @@ class RowFlow:
         self._front = front
         self._measures = measures
         self._most = rows_at_once(copy.handler)
-        self._in_flight = 0
+        self._in_flight = 0  # rows that were taken from the front and are not settled
         self._ending: PenstockError | None = None  # what ends a bundle: no more rows go, those in flight come home first
-        self._ended: list[Span[Request]] = []
-        self._loop = event_loop()
-        self._answered: list[_Answered] = []
-        self._is_over = False
+        self._ended: list[Span[Request]] = []  # of rows whose errors end a bundle
+        self._loop = event_loop()  # the process's, which outlives this session
+        self._answered: list[_Answered] = []  # and not settled yet
+        self._is_over = False  # after close() a row that is cancelled is nobody's error
         self._tasks: set[asyncio.Task[None]] = set()  # else nobody holds them
 
     def go_on(self) -> None:
         """Let rows go that wait, as many as may. The lock is held."""
-        if going := self._taken():
+        if going := self._taken():  # counted as in flight here, so that no other thread takes as many again
             self._loop.call_soon_threadsafe(self._start, going)
 
     def _taken(self) -> list[Span[Request]]:
@@ -67,7 +67,7 @@ class RowFlow:
         return going
 
     def close(self) -> None:
-        """Nobody wants what is in flight."""
+        """Nobody wants what is in flight. It is cancelled on the loop's thread, which is not waited for."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     # On the loop's thread.
@@ -100,7 +100,7 @@ class RowFlow:
 
     def _settle(self) -> None:
         answered, self._answered = self._answered, []
-        with self._owner.changed:
+        with self._owner.changed:  # the loop waits for this lock, which nobody holds while a model runs
             self._in_flight -= len(answered)
             for each in answered:
                 self._settle_one(each)
@@ -111,7 +111,7 @@ class RowFlow:
                 self._ending, self._ended, is_over = None, [], True  # others go on when the bundle has left
             if is_over:  # else nobody can go on, and to wake them costs more than a request
                 self._owner.settled()
-        self._start(going)
+        self._start(going)  # without the lock: this is the loop's thread already
 
     def _settle_one(self, each: _Answered) -> None:
         outcome: Outcome | PenstockError

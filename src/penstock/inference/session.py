@@ -57,12 +57,12 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessSessions(SessionState):
-    """The sessions of one process, or of one run in it."""
+    """The sessions of one process, or of one run in it. Whoever makes it closes it."""
 
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         super().__init__(metrics, around)
         self.tools = Tools()
-        self._open: dict[str, InferenceSession | HostedSession] = {}
+        self._open: dict[str, InferenceSession | HostedSession] = {}  # guarded by `changed`, as is _closed
         self._closed = False
 
     def open(self, step: str, spec: InferenceSpec) -> InferenceSession | HostedSession:
@@ -88,7 +88,7 @@ class ProcessSessions(SessionState):
         """End the sessions' threads. Models go with the process, or when nothing refers to them."""
         with self.changed:
             self._closed = True
-            sessions = list(self._open.values())
+            sessions = list(self._open.values())  # closed without the lock: their threads need it to end
             self._open.clear()
         for session in sessions:
             session.close(wait=wait)
@@ -96,21 +96,20 @@ class ProcessSessions(SessionState):
 
 
 class InferenceSession:
-    """One model copy, and its front."""
+    """One model copy, and its front. `_changed`, the lock of all sessions, guards all that changes, unless a comment says
+    otherwise."""
 
     def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
         self.step = step
         self._key = key
         self._spec = spec
         self._place = place
-        self._placing = threading.Lock()
+        self._placing = threading.Lock()  # guards _place and _moved; held while the first copy is loaded and measured
         self._moved: HostedSession | None = None
         self.handler = spec.handler
         self._owner = owner
         self._changed = owner.changed
-        in_worker = (
-            bool(owner.around.folder) and not owner.around.in_process
-        )  # elsewhere a single caller has no other thread
+        in_worker = bool(owner.around.folder) and not owner.around.in_process  # elsewhere one caller has no other thread
         self._residents = Residents(
             step,
             self.handler,
@@ -121,7 +120,7 @@ class InferenceSession:
         )
         self._in_turn = self.handler.prepares_ahead()
         self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
-        self._running = 0
+        self._running = 0  # batches that are in run_inference() now, with the lock released
         self._limit = concurrent_batches(self.handler)
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
@@ -130,12 +129,12 @@ class InferenceSession:
         if spec.by_key is not None:
             self._models = ManyModels(owner, self._residents, self._front, self._measures, spec.by_key)
         self._kept = KeptSize(owner.around.run_dir)
-        self._batches = 0
+        self._batches = 0  # no lock: it only picks the batches whose bytes are measured
         self._closed = False
         self._flow: RowFlow | None = None  # of a model that answers each row by itself
         if self._in_turn:
             QUICK_TURNS.begin()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []  # fixed from here on; close() ends them
         if rows_at_once(self.handler) and spec.by_key is None and spec.refresh is None:
             self._flow = _row_flow(owner, self._residents, self._front, self._measures)
         elif spec.limits.max_wait is not None or self._limit > 1:
@@ -160,7 +159,7 @@ class InferenceSession:
                 QUICK_TURNS.end()
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads if wait else ():
+        for thread in self._threads if wait else ():  # before the models go: a batch may run
             thread.join()
         if self._flow is not None:
             self._flow.close()
@@ -169,7 +168,7 @@ class InferenceSession:
             self._moved.close(wait=wait)
 
     def _resized(self, model: str, size: int) -> None:
-        with self._changed:
+        with self._changed:  # on whichever thread has brought the new version
             self._models.resized(model, size)
 
     # Where the model is.
@@ -186,9 +185,10 @@ class InferenceSession:
         if self._place.measured:
             with self._placing:
                 if self._place.measured:
-                    self._place = self._measured_place()
-                    if self._place.hosted:
-                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, self._place)
+                    place = self._measured_place()
+                    if place.hosted:
+                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, place)
+                    self._place = place  # last: whoever sees it without the lock looks where the model went
         if self._moved is None:
             self._load_here()
         return self._moved
@@ -250,7 +250,7 @@ class InferenceSession:
                 self._flow.go_on()
                 return
             if self._threads:
-                self._changed.notify_all()
+                self._changed.notify_all()  # wakes _serve()
                 return
             while any(entry.taken < entry.stop for entry in entries) and self._run_next(idle=False):
                 pass
@@ -264,7 +264,7 @@ class InferenceSession:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
                     if self._threads or self._flow is not None:
-                        self._changed.wait()
+                        self._changed.wait()  # until settled() of whoever ran the rows, or close()
                     elif not self._run_next(idle=True) and not self._models.go_on():
                         self._changed.wait(self._patience())
             finally:
@@ -278,7 +278,7 @@ class InferenceSession:
             lane.caller.fronts.pop(lane, None)
             if self._flow is not None:
                 self._flow.go_on()
-            self._changed.notify_all()
+            self._changed.notify_all()  # without this lane the others may have all that is to come: a batch may leave
 
     # Running what the front says. The lock is held, except while the model runs.
 
@@ -300,14 +300,14 @@ class InferenceSession:
         return None if until is None else max(0.0, until - time.monotonic())
 
     def _serve(self) -> None:
-        """The session's own thread."""
+        """The session's own thread. It ends with close(), at the latest after the batch that it runs."""
         with self._changed:
             while not self._closed:
                 if not self._run_next(idle=True) and not self._models.go_on():
                     self._changed.wait(self._patience())
 
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
-        """A batch, or several in a row."""
+        """A batch, or several in a row. The lease keeps the model here while the lock is released."""
         outcomes: list[Outcome] | PenstockError
         model, rows = spans[0].entry.model, _batch_rows(spans, aim.rows)
         copy = self._models.lease(model)
@@ -330,7 +330,7 @@ class InferenceSession:
             if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C
         finally:
-            self._changed.acquire()
+            self._changed.acquire()  # whatever was raised: callers of this hold it, and release it
             self._running -= 1
             self._models.release(model)
             whole = in_one(outcomes) if isinstance(outcomes, list) else outcomes

@@ -73,7 +73,7 @@ class ManyModels:
         self._front = front
         self._measures = measures
         self._leases: Counter[Hashable] = Counter()  # batches that run, by model
-        self._to_load: deque[str] = deque()
+        self._to_load: deque[str] = deque()  # decided on, and no thread has begun; each is popped by one
         self._memory = FreedMemory()
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
@@ -115,7 +115,7 @@ class ManyModels:
             self._owner.settled()
             return True
         if not self._to_load:
-            return False
+            return False  # threads that load something notify when it is done
         self._load(self._to_load.popleft())
         return True
 
@@ -157,7 +157,7 @@ class ManyModels:
             if isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C
         finally:
-            self._changed.acquire()
+            self._changed.acquire()  # whatever was raised: the caller holds it, and releases it
             self._memory.loaded(model, None if loaded is None else loaded.bytes)
             if loaded is not None:
                 self._errors.pop(model, None)
@@ -167,7 +167,7 @@ class ManyModels:
                 no_memory = self._residents.is_out_of_memory(model, self._errors[model])
                 self._residency.load_failed(model, no_memory=no_memory)
                 self._tell_attempt(model)
-            self._changed.notify_all()
+            self._changed.notify_all()  # rows wait for this model, or for the room that it has not taken
 
     def _tell_attempt(self, model: str) -> None:
         attempts, error = self._residency.uses[model].failed, self._errors[model]

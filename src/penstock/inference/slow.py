@@ -19,10 +19,10 @@ class SlowCalls:
 
     def __init__(self, step: str) -> None:
         self._step = step
-        self._since: dict[int, float] = {}  # when the call that a thread is in began
+        self._since: dict[int, float] = {}  # when the call that a thread is in began; each writes its own: no lock
         self._over = threading.Event()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # so that one thread is started
+        self._thread: threading.Thread | None = None  # ends by itself when it has warned; else close() ends it
 
     def begin(self) -> None:
         self._since[threading.get_ident()] = time.monotonic()

@@ -11,7 +11,8 @@ from penstock.rows import PredictionResult
 
 
 class SubmittedRows:
-    """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again."""
+    """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again. Used by
+    the thread that runs the batch: no lock."""
 
     __slots__ = ("_batch", "_is_given", "_may_change", "_read_again", "count")
 
@@ -34,7 +35,7 @@ class SubmittedRows:
         if not self._may_change:
             return function(part, args)
         if self._read_again is not None:
-            self._is_given = True
+            self._is_given = True  # before the call: it may raise when it has changed some rows
             return function(part, args)
         given = own_rows(part)
         answers = function(given, args)

@@ -18,9 +18,9 @@ class QuickTurns:
     """Shorter turns while anybody needs them. What the user has set is left alone if it is shorter still."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards both, and the setting of the process
         self._users = 0
-        self._before = 0.0
+        self._before = 0.0  # what the first user found, for the last one to set again
 
     def begin(self) -> None:
         with self._lock:
@@ -44,7 +44,7 @@ class Turn:
     rows of one split are prepared while those of another are answered. Where it is not `wanted`, it does nothing."""
 
     def __init__(self, wanted: bool = False) -> None:
-        self._lock = threading.Lock() if wanted else None
+        self._lock = threading.Lock() if wanted else None  # not reentrant: a thread enters once for a split
 
     def __enter__(self) -> None:
         if self._lock is not None:
@@ -56,7 +56,7 @@ class Turn:
 
     @contextlib.contextmanager
     def given_up(self) -> Iterator[None]:
-        """By the thread that holds it."""
+        """By the thread that holds it, which has it again when this ends; the answers may be there earlier."""
         self.__exit__()
         try:
             yield

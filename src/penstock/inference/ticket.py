@@ -22,7 +22,10 @@ Part: TypeAlias = tuple[str, int, int]  # a model's name, and which rows are for
 
 class Ticket:
     """Rows that were submitted together. The answers are there when `missing` is 0; `error` when they will never be.
-    A row that failed has a failure instead of an answer."""
+    A row that failed has a failure instead of an answer.
+
+    In a session it is filled under the lock of the sessions, by whichever thread ran the rows; the caller looks without the
+    lock whether it is settled."""
 
     __slots__ = (
         *(
@@ -77,7 +80,7 @@ class Ticket:
             self._listed[start:stop] = answers
         if model_id != self.model_id:
             self._note_model(range(start, stop), model_id)
-        self.missing -= stop - start
+        self.missing -= stop - start  # last: at 0 the ticket is settled, for threads that look without the lock
 
     def fill(self, positions: Sequence[int], answers: Any, model_id: str | None) -> None:
         """The answers to these rows, of any kind."""
@@ -88,7 +91,7 @@ class Ticket:
         if positions:
             self._pieces.append((positions, answers))
             self._note_model(positions, model_id)
-        self.missing -= len(positions)
+        self.missing -= len(positions)  # last, as above
 
     def fail(self, at: int, failure: Failure) -> None:
         """Under the name of the ticket's own step: several may share the model."""
@@ -143,7 +146,7 @@ def hand_out(outcome: Outcome, pieces: Iterable[tuple[Ticket | None, int, int]])
     if outcome.stale is not None:
         for ticket, start, stop in pieces:
             if ticket is not None:
-                ticket.stale = outcome.stale
+                ticket.stale = outcome.stale  # first: a settled ticket is looked at without the lock
                 ticket.missing -= stop - start
         return
     if type(outcome.answers) is list and not outcome.failures and not outcome.wrapped:

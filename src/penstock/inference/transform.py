@@ -81,6 +81,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
 
     @property
     def handling(self) -> Handling | None:
+        """What with_exception_handling() was given; None if any error ends the run."""
         return self.spec.handling
 
     def with_exception_handling(

@@ -209,6 +209,8 @@ def _cell(column: str, value: Any) -> Any:
 
 
 class CsvSink(FileSink[Any]):
+    """CSV files, each part with a header. `columns`: which, and in this order; None: those of the part's first row."""
+
     suffix = ".csv"
 
     def __init__(self, path: str, overwrite: bool, columns: tuple[str, ...] | None) -> None:

@@ -62,6 +62,7 @@ class FilePattern:
         return [ModelMetadata(path, short_name(path)) for _, path in newest]
 
     def describe(self) -> str:
+        """The pattern, without passwords or keys that are in it."""
         return without_secrets(self._pattern.text)
 
 

@@ -111,6 +111,7 @@ def _is_chained(url: str) -> bool:
 
 
 def is_local(fs: Any) -> bool:
+    """Whether a filesystem of fsspec's is this machine's own."""
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(fs, LocalFileSystem)
@@ -212,6 +213,7 @@ def _input_file(fs: Any, inner: str, info: dict[str, Any]) -> InputFile:
 
 
 def compression_of(path: str) -> str | None:
+    """How a file is compressed, by the end of its name; None: it is not."""
     return COMPRESSIONS.get(os.path.splitext(path)[1])
 
 

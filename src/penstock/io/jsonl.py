@@ -45,6 +45,8 @@ def _parse_json(run: LineRun) -> list[Any]:
 
 
 class JsonlWriter(FileWriter[Any]):
+    """Writes one part: each row as JSON, on a line of its own."""
+
     def add(self, block: Block) -> None:
         rows = rows_of(block)
         try:
@@ -97,6 +99,8 @@ def _to_ascii_json(row: Any) -> str:
 
 
 class JsonlSink(FileSink[Any]):
+    """JSON Lines files."""
+
     suffix = ".jsonl"
 
     def open(self, part: Part) -> JsonlWriter:

@@ -197,6 +197,8 @@ class TextSource(FileSource[str]):
 
 
 class TextWriter(FileWriter[Any]):
+    """Writes one part: each row, a text, on a line of its own."""
+
     def add(self, block: Block) -> None:
         rows = rows_of(block)
         try:
@@ -235,6 +237,8 @@ def _unfit_text(rows: list[str]) -> str:
 
 
 class TextSink(FileSink[Any]):
+    """Text files."""
+
     suffix = ".txt"
 
     def open(self, part: Part) -> TextWriter:

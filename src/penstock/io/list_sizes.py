@@ -71,4 +71,5 @@ def sizes_kept(schema: pa.Schema, table: pa.Table) -> pa.Schema:
 
 
 def schema_without_sizes(schema: pa.Schema) -> pa.Schema:
+    """The same columns, with lists of any size instead of lists of a fixed one."""
     return pa.schema([field.with_type(without_sizes(field.type)) for field in schema], metadata=schema.metadata)

@@ -53,10 +53,13 @@ class MlflowModel:
         self._outage = Outage(self.describe())
 
     def describe(self) -> str:
+        """The model, its alias and the registry, without passwords or keys."""
         at = "" if self._tracking_uri is None else f" at {without_secrets(self._tracking_uri)}"
         return f"models:/{self._name}@{self._alias}{at}"
 
     def look(self) -> Sequence[NewVersion]:
+        """The version that the alias names now, downloaded, if it is another than at the last look. A registry that cannot
+        be reached has nothing new, and is logged; UsageError for what will never work."""
         try:
             version = self._current()
             path = None if version == self._last else self._local_path(version)

@@ -44,6 +44,7 @@ class ModelPattern:
 
     @property
     def is_local(self) -> bool:
+        """Whether it names files of this machine, and not of an object store."""
         return "://" not in self.text
 
     def key_of(self, path: str) -> str | None:

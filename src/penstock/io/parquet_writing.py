@@ -236,6 +236,7 @@ def packed(schema: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> pa.Schema:
+    """The schema that packed() has made these bytes of."""
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(data)))

@@ -153,6 +153,7 @@ class FileSink(Sink[T]):
         return without_secrets(self.path)
 
     def places(self, part: Part) -> Places:
+        """Where a part is written aside, by this attempt alone, and where it is published."""
         aside = f"{self._aside(part.run)}/{part.name}-{part.attempt}{self.suffix}"
         return Places(aside, f"{self.path}/part-{part.name}{self.suffix}", part.journaled)
 

@@ -123,6 +123,7 @@ class FileSource(Source[T]):
         return [self.pattern, *(file.path for file in self._files or ())]
 
     def is_wanted(self, file: str) -> bool:
+        """Whether the file is among those that only() has left."""
         return self._only is None or file in self._only
 
 

@@ -34,9 +34,11 @@ class Into:
 
     @property
     def listed(self) -> str:
+        """The columns, for a statement."""
         return ", ".join(self.columns)
 
     def on_conflict(self) -> str:
+        """What a statement says of rows whose key is there: they are updated. Empty without upsert_by."""
         if not self.keys:
             return ""
         changes = ", ".join(f"{column} = excluded.{column}" for column in self.columns if column not in self.keys)
@@ -102,6 +104,7 @@ def _postgres_array(value: Any) -> str:
 
 
 def insert_into_sqlite(connection: sa.Connection, into: Into, batches: Iterable[pa.RecordBatch]) -> None:
+    """Insert rows, or update those whose key is there, inside the transaction of the connection."""
     places = ", ".join("?" * len(into.columns))
     cursor = connection.connection.cursor()
     cursor.executemany(

@@ -91,6 +91,7 @@ def _read(file: Any) -> Iterator[pa.RecordBatch]:
 
 
 def refuse_unknown(names: Collection[str], columns: Collection[str]) -> None:
+    """OutputError for names that are no columns of the table."""
     if unknown := [name for name in names if name not in columns]:
         raise OutputError(
             f"{STEP}: rows have the column {listed(unknown)}, which the table does not have ({listed(columns)}); "

@@ -54,6 +54,7 @@ class SqlTable:
 
     @property
     def full_name(self) -> str:
+        """With its schema, if one was given; for people, not quoted."""
         return self.name if self.schema is None else f"{self.schema}.{self.name}"
 
     def prepare(self, run: str, *, going_on: bool) -> list[str] | None:
@@ -76,6 +77,7 @@ class SqlTable:
         crash_point()
 
     def is_there(self) -> bool:
+        """Whether the table exists. False also where the database does not."""
         return self.database.look(lambda connection: self._has(connection, self.name), self._looking, absent=False)
 
     def marked(self, runs: Collection[str] | None = None) -> dict[tuple[str, str], int]:

@@ -73,8 +73,9 @@ class SplitBySplit(RunOutputs):
         self._places = {node: place for place, node in enumerate(sinks)}
         self.files = FileWatch(session.inputs, partial(refuse_changed_input, session.journal, session.digests))
         self._hold = False  # publish nothing before the end
-        self._flows: dict[SplitId, _Flow] = {}
-        self._complete: list[tuple[SplitId, _Flow]] = []
+        # The coordinator's thread's own: no lock.
+        self._flows: dict[SplitId, _Flow] = {}  # splits of which a bundle is done, and another is not
+        self._complete: list[tuple[SplitId, _Flow]] = []  # until flush()
 
     def begin(self) -> Tally:
         if self._journal.was_begun:
@@ -110,7 +111,7 @@ class SplitBySplit(RunOutputs):
         ]
         self._session.digests.store()
         self._complete = []
-        self._journal.prepare(splits)
+        self._journal.prepare(splits)  # first: what is published, and not in the journal, would run again and be there twice
         if not self._hold:
             self._publish((split, parts) for split, _, parts in splits)
 
@@ -174,7 +175,7 @@ class SplitBySplit(RunOutputs):
                         "the part is kept, and the run resumes from there"
                     ) from exc
             published.append(split)
-        self._journal.done(published)
+        self._journal.done(published)  # after all of them: a death in between leaves them prepared, and they are repeated
 
     def _prepare(self) -> None:
         for run in self._journal.fact("earlier_runs") or ():
@@ -191,6 +192,7 @@ class SplitBySplit(RunOutputs):
         check_not_read(self._sinks, self._session.inputs)
         hold = any(sink.replaced() for sink in self._sinks)
         asides = own_folders(self._sinks, self._run)
+        # Last: with "sinks" there, a later process takes all of this as done, and resumes. Else it does it again.
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
     def _resume(self, notes: Sequence[Any]) -> None:

@@ -41,7 +41,7 @@ FACTS = {  # by name, each a JSON value
 
 
 class JournalDatabase:
-    """An open one. Used by one thread."""
+    """An open one. Used by one thread. It owns the connection, and close() ends it."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, *, read_only: bool = False) -> None:
         self._connection = connection
@@ -86,9 +86,10 @@ class JournalDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
+        """All that the block writes, or nothing. When it returns, that is on the disk (synchronous = FULL)."""
         with journal_errors(self.path):
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute("BEGIN IMMEDIATE")  # takes the write lock at once: it is not missed halfway
                 yield
                 crash_point()
                 self._connection.execute("COMMIT")

@@ -25,8 +25,9 @@ class Digests:
         self._wanted = models if options.input_digests or len(models) < MANY_FILES or _is_little(models) else []
         if options.input_digests or (options.input_digests is None and _is_little(inputs)):
             self._wanted += inputs
+        # From the thread to whoever calls store(), the only one that uses the journal.
         self._found: queue.SimpleQueue[tuple[str, str, InputFile, str]] = queue.SimpleQueue()
-        self._stopped = False
+        self._stopped = False  # written by __exit__(), looked at by the thread between two files: no lock
         self._thread = threading.Thread(target=self._read, name="penstock-digests", daemon=True)
 
     def __enter__(self) -> Digests:

@@ -13,11 +13,12 @@ NAME = "journal.db"
 
 
 def connect(path: str, mode: str, *, log: bool = True) -> sqlite3.Connection:
+    """isolation_level=None: SQLite begins no transaction by itself, JournalDatabase does. The caller closes it."""
     db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, isolation_level=None, timeout=10)
     if mode.startswith("rw"):
         os.chmod(path, 0o600)  # it holds pickles, which only their owner is to write
         db.execute(f"PRAGMA journal_mode = {'WAL' if log else 'DELETE'}")
-        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA synchronous = FULL")  # with a log too, each commit is on the disk when it returns
     return db
 
 

@@ -80,10 +80,10 @@ class Journal:
                 raise
             journal.close()
             crash_point()
-            settle(path)
+            settle(path)  # before the rename: the log beside the old file would be read as the new one's
             os.replace(new, path)
             crash_point()
-            sync_folder(folder)
+            sync_folder(folder)  # else a power cut could undo the rename, when parts are published already
             crash_point()
         return cls.open(folder)
 
@@ -143,6 +143,7 @@ class Journal:
     def begin_session(self) -> int:
         """The number of this process among those that have worked on the run, from 1."""
         with self._db.transaction():
+            # This process holds the lock of the folder, so that no other one is at work.
             self._db.execute("UPDATE sessions SET outcome = 'died' WHERE outcome IS NULL")
             values = (os.getpid(), time.time())
             number = self._db.execute("INSERT INTO sessions (process, started) VALUES (?, ?)", values).lastrowid

@@ -66,7 +66,7 @@ class RunDir:
                 f"run_dir={self.path!r}: process {holder or 'unknown'}, or one that it has forked, is working on this run; "
                 "wait for it, or stop it first"
             ) from exc
-        self._check_ours()
+        self._check_ours()  # with the lock: a process that is at work changes these files
         _held.add(self._lock)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)

@@ -81,21 +81,25 @@ def main(directory: str, name: str, listening: str, told: str) -> None:
 
 
 class Broker:
+    """One thread does all of it, so that nothing has a lock. It waits in the selector, never for a peer to read or write;
+    and for a model's process that has died to be gone (Model.bury())."""
+
     def __init__(self, spec: HostSpec, listening: socket.socket) -> None:
         self._spec = spec
-        self._listening = listening
+        self._listening = listening  # listened before this process ran: whoever connected since waits there
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
         self._dispatch = Dispatch(spec, time.monotonic())
-        self._clients: dict[int, Client] = {}
-        self._models: dict[int, Model] = {}
+        self._clients: dict[int, Client] = {}  # by number; each is here while its socket is in the selector
+        self._models: dict[int, Model] = {}  # by copy; the same
         self._lent = Lent()
-        self._numbers = 0
+        self._numbers = 0  # of clients and parcels
         self._restarts = 0
         self._reports = HostReports(spec)
-        self._over = False
+        self._over = False  # serve() returns, after what is in hand
 
     def serve(self) -> None:
+        """Until the last client has gone, somebody says so, or the model cannot be had."""
         while not self._over:
             now = time.monotonic()
             for command in self._dispatch.decide(now):
@@ -108,11 +112,11 @@ class Broker:
                 self._hear(key, events)
 
     def end(self) -> None:
-        for model in self._models.values():
+        for model in self._models.values():  # first: clients that see the socket close may start another host
             model.kill()
             model.bury()
         for client in self._clients.values():
-            client.line.flush()
+            client.line.flush()  # the error that it ends with, say; what the socket does not take now is lost
             client.line.close()
         self._listening.close()
 
@@ -122,7 +126,7 @@ class Broker:
         owner: Client | Model | None = key.data
         if owner is None:
             self._accept()
-        elif isinstance(owner, Client):
+        elif isinstance(owner, Client):  # `is owner`, here and below: it was lost by what came before it in this round
             if self._clients.get(owner.number) is owner:
                 self._hear_line(owner, events)
         elif self._models.get(owner.copy) is owner:
@@ -170,15 +174,15 @@ class Broker:
 
     def _lost(self, owner: Client | Model) -> None:
         if isinstance(owner, Client):
-            self._lent.lost(owner)
+            self._lent.lost(owner)  # before it is closed: nothing is sent to it from here on
             del self._clients[owner.number]
             owner.line.close()
             self._dispatch.gone(owner.number, time.monotonic())
             return
-        del self._models[owner.copy]
+        del self._models[owner.copy]  # before died(): that may start the copy again, under the same number
         how = owner.bury()
         for client in self._clients.values():
-            client.line.send(Ended(owner.process.pid))
+            client.line.send(Ended(owner.process.pid))  # after bury(): until then a client may have to kill the group
         self._lent.lost(owner)
         was_killed = owner.killed_because is not None
         self._reports.restarted(self._dispatch.at_work(owner.copy))
@@ -202,7 +206,7 @@ class Broker:
         if isinstance(message, Submit):
             self._numbers += 1
             client.parcels[message.ticket] = self._numbers
-            held = Held(message.payload, fds, message.how)
+            held = Held(message.payload, fds, message.how)  # the descriptor is its own from here on
             self._lent.owns(message.payload, client)
             parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
             now = time.monotonic()
@@ -253,7 +257,7 @@ class Broker:
                         client.line.send(Refused(pieces, message.error))
                     self._reports.failed(batch.model)
         finally:
-            for fd in fds:
+            for fd in fds:  # of answers: what is on its way to clients has copies
                 os.close(fd)
 
     def _loaded(self, model: Model, message: Loaded) -> None:
@@ -300,7 +304,7 @@ class Broker:
             client.line.send(self._reports.take(batch.model))  # before the answers that it waits for
         answers = {reader: (payload, failures) for reader, payload, failures in message.answers}
         for payload, _ in answers.values():
-            self._lent.owns(payload, model)
+            self._lent.owns(payload, model)  # before they are sent: clients may say at once that they are done with it
         for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
             sent = Answers(pieces, payload, failures, message.model_id, message.wrapped, message.stale)
@@ -340,6 +344,7 @@ class Broker:
         new: list[tuple[int, Payload, bytes]] = []
         fds: list[int] = []
         needed = {span.entry.item.number for span in batch.spans}
+        # What it holds that no batch needs any more, of any copy: told with the next batch, not by a message of its own.
         done = [number for number in model.sent - needed if not self._dispatch.parcels.is_left(number)]
         model.sent.difference_update(done)
         for span in batch.spans:
@@ -350,7 +355,7 @@ class Broker:
                 payload = held.payload
                 if isinstance(payload, SegmentRef):
                     assert held.fd is not None
-                    if len(fds) == MOST_FDS:
+                    if len(fds) == MOST_FDS:  # the system limits how many go with one message
                         model.line.send(Bring(new), fds)
                         new, fds = [], []
                     self._lent.lend(payload, model)

@@ -72,16 +72,17 @@ class HostClient:
         # has told the host all that is in flight before anybody adds to it. The host never waits for a client, so that
         # sending ends. Order of locks: this one, then that of the session, in again(); sessions call in here without theirs.
         self._lock = threading.Lock()
-        self._channel: Channel | None = None
-        self._thread: threading.Thread | None = None
+        self._channel: Channel | None = None  # closed by the listening thread alone, which may be blocked in it
+        self._thread: threading.Thread | None = None  # listens; it ends with its connection, unless it finds another host
         self._lanes: set[int] = set()
-        self._waiting: dict[int, int | None] = {}
+        self._waiting: dict[int, int | None] = {}  # lanes that wait: for a ticket; None: at another model
         self._in_flight: dict[int, tuple[Submit, Segment | None]] = {}
-        self._segments = Segments()
-        self._leases = Leases(private=False)
-        self._groups: set[int] = set()  # process groups of the host's models
-        self._losses = 0
         self._closed = False
+        # Not guarded by it:
+        self._segments = Segments()  # any thread's; has a lock of its own
+        self._leases = Leases(private=False)  # read by the listening thread; any thread takes what was freed, with the lock
+        self._groups: set[int] = set()  # process groups of the host's models; the listening thread's own
+        self._losses = 0  # the same
 
     # The callers' side.
 
@@ -95,7 +96,7 @@ class HostClient:
 
     def submit(self, message: Submit, buffers: Sequence[Any]) -> None:
         """Rows for the host: what is in the buffers is their payload."""
-        segment = None
+        segment = None  # written before the lock is taken: large blocks of several threads are copied at once
         if sum(map(length, buffers)) <= INLINE_BYTES // 4:
             message = message._replace(payload=b"".join(buffers))
         else:
@@ -104,7 +105,7 @@ class HostClient:
         with self._lock:
             if self._closed:
                 raise EngineError(f"step {self._spec.name!r}: the run has ended")
-            self._in_flight[message.ticket] = message, segment
+            self._in_flight[message.ticket] = message, segment  # first: _connect() sends all that is in it
             if self._channel is None:
                 self._connect()
             else:
@@ -137,26 +138,28 @@ class HostClient:
 
     def close(self, wait: bool) -> None:
         with self._lock:
-            self._closed = True
+            self._closed = True  # before the shutdown: the listening thread then looks for no other host
             self._forget(list(self._in_flight))
             if self._channel is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # not close(): that would not wake the thread that reads from it
                     self._channel.sock.shutdown(socket.SHUT_RDWR)
         if wait and self._thread is not None:  # without the lock, which the thread takes on its way out
             self._thread.join()
-        self._segments.close()
+        self._segments.close()  # last: nothing is sent out of them any more
 
     # The connection. The lock is held, except in _listen.
 
     def _connect(self) -> None:
         """Reach the host and tell it all that it should know."""
         self._channel = Channel(self._address.reach(self._spec), plain=True)
+        # Lanes, then their rows, then who waits for which: the broker knows a ticket only after its rows.
         for lane in self._lanes:
             self._send(Join(lane, self._model))
         for message, segment in self._in_flight.values():
             self._send(message, [] if segment is None else [segment.fd])
         for lane, ticket in self._waiting.items():
             self._send(Waits(lane, ticket))
+        # Else it is the listening thread that connects anew, and goes on with the new channel.
         if self._thread is None or self._thread is not threading.current_thread():
             self._thread = threading.Thread(target=self._listen, args=[self._channel], daemon=True)
             self._thread.start()
@@ -173,6 +176,7 @@ class HostClient:
                 self._segments.done(segment)
 
     def _listen(self, channel: Channel) -> None:
+        """The listening thread. Callers wait for what it hands on, so it never ends without telling them."""
         try:
             over = False
             while not over:
@@ -236,14 +240,14 @@ class HostClient:
             assert self._channel is not None
             self._channel.close()
             self._channel = None
-            groups, self._groups = self._groups, set()
+            groups, self._groups = self._groups, set()  # of that host; the next one names its own
             if self._closed:
                 return None
             for group in groups:  # models die with their broker; what they have started does not
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
             if not self._lanes:
-                return None
+                return None  # nobody needs a host now; whoever submits next connects, and starts a thread
             self._losses += 1
             if self._in_flight and not self._spec.retry_safe:
                 error: PenstockError = ModelCrashError(
@@ -251,7 +255,7 @@ class HostClient:
                     "they may have been called, and its handler says that they must not be called again (retry_safe)"
                 )
             elif self._losses <= LOSSES:
-                self._listener.again(list(self._in_flight))
+                self._listener.again(list(self._in_flight))  # before they are sent: answers of the new host do count
                 try:
                     self._connect()
                 except (PenstockError, OSError) as exc:
@@ -276,4 +280,4 @@ class HostClient:
             self._groups.clear()
             tickets = list(self._in_flight)
             self._forget(tickets)
-        self._listener.refused(tickets, error)
+        self._listener.refused(tickets, error)  # without the lock: it ends in forget(), which takes it

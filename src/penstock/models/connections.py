@@ -21,7 +21,8 @@ from penstock.transport.segments import SegmentRef
 
 
 class Held:
-    """A submitted block: bytes, or shared memory that is let go of with the last batch that needs it."""
+    """A submitted block: bytes, or shared memory that is let go of with the last batch that needs it. It owns its
+    descriptor; the broker has one thread, so that nothing here has a lock."""
 
     def __init__(self, payload: Payload, fds: Sequence[int], how: bytes) -> None:
         self.payload = payload
@@ -60,13 +61,13 @@ class Connection:
         self.frames = Frames(sock)
         self._selector = selector
         self._owner = owner
-        self._out: deque[tuple[memoryview, list[int]]] = deque()
+        self._out: deque[tuple[memoryview, list[int]]] = deque()  # with descriptors that are this connection's to close
         selector.register(sock, selectors.EVENT_READ, owner)
 
     def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        with frame(message, fds, plain=True) as (data, beside):
+        with frame(message, fds, plain=True) as (data, beside):  # copies: the caller may close its own before they are sent
             self._out.append((memoryview(data), [os.dup(fd) for fd in beside]))
-        if len(self._out) == 1:
+        if len(self._out) == 1:  # else the socket is full, and the selector says when it is not
             self.flush()
 
     def flush(self) -> None:
@@ -84,7 +85,7 @@ class Connection:
                 os.close(fd)
             if sent == len(data):
                 self._out.popleft()
-            else:
+            else:  # descriptors go with the first byte: they are there by now
                 self._out[0] = data[sent:], []
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         if self._selector.get_key(self.sock).events != wanted:
@@ -92,7 +93,7 @@ class Connection:
 
     def close(self) -> None:
         self._drop()
-        self._selector.unregister(self.sock)
+        self._selector.unregister(self.sock)  # before it is closed: the next socket may have the same number
         self.frames.close()
         self.sock.close()
 
@@ -107,8 +108,8 @@ class Lent:
     """Segments of shared memory: whose they are, and which models' processes may refer to those of clients."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Client | Model] = {}
-        self._readers: dict[tuple[str, int], set[Model]] = {}
+        self._owners: dict[str, Client | Model] = {}  # by the name that a process gives its segments
+        self._readers: dict[tuple[str, int], set[Model]] = {}  # of clients' segments, by owner and number
 
     def owns(self, payload: Payload, owner: Client | Model) -> None:
         if isinstance(payload, SegmentRef):
@@ -142,6 +143,8 @@ class Lent:
 
 
 class Client:
+    """A process that submits rows; it comes and goes by itself, and its connection with it."""
+
     def __init__(self, number: int, sock: socket.socket, selector: selectors.BaseSelector) -> None:
         self.number = number
         self.line = Connection(sock, selector, self)
@@ -149,7 +152,7 @@ class Client:
 
 
 class Model:
-    """The process that holds one copy."""
+    """The process that holds one copy. The broker starts it, and ends it by bury(), however it died."""
 
     def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector, dumps: bool) -> None:
         self.copy = copy
@@ -159,14 +162,14 @@ class Model:
         self._selector = selector
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
         ours, theirs = map(above_standard, socket.socketpair())
-        with theirs:
+        with theirs:  # the child has its own copy; held open here, its death would not be seen on the socket
             timed = "untimed" if spec.timeout is None else "timed"
             arguments = [theirs.fileno(), spec.concurrent, timed, "dumps" if dumps else "silent"]
             self.process: subprocess.Popen[bytes] = start_interpreter(
                 "penstock.models.server:main", arguments, [theirs.fileno()], {**spec.variables, **device}
             )
         self.line = Connection(ours, selector, self)
-        self.pidfd = open_pidfd(self.process.pid)
+        self.pidfd = open_pidfd(self.process.pid)  # a death is seen by it also if a grandchild holds the socket open
         if self.pidfd is not None:
             selector.register(self.pidfd, selectors.EVENT_READ, self)
         self.line.send(spec.program)
@@ -184,8 +187,8 @@ class Model:
             os.close(self.pidfd)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.5 if self.killed_because is None else 0)
-        code = self.process.poll()
-        self.kill(self.killed_because)
+        code = self.process.poll()  # before the kill: how it ended by itself
+        self.kill(self.killed_because)  # the whole group: what it has started may live on
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for that
             self.process.wait(2)
         return self.killed_because or self.last_word or describe_exit(code)

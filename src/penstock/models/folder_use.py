@@ -37,7 +37,7 @@ class FolderUse:
         file, self._file = self._file, None
         if file is not None:
             atexit.unregister(self.leave)
-            os.close(file)
+            os.close(file)  # before the look: this process's own lock would be found there
             remove_if_unused(self.folder)
 
 
@@ -52,11 +52,12 @@ def remove_unused(parent: str) -> None:
 def remove_if_unused(folder: str) -> None:
     """Unless a process uses it, or a host in it lives. Folders that were never used in this way are left alone."""
     try:
-        file = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while anybody has it shared
     except OSError:
         return
     try:
         if file is not None and not _has_host(folder):
+            # The file with the lock goes last: who opens it until then waits for it, and sees that it is gone (_locked).
             for each in os.scandir(folder):
                 if each.name != USERS:
                     os.unlink(each.path)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 BACKLOG = 256
 STARTS = 5  # of a host that dies before it is reached
 
-_children: dict[str, list[subprocess.Popen[bytes]]] = {}  # hosts that this process has started, by folder
+# Hosts that this process has started, by folder: it has to wait for them, or they stay zombies. They are not ended with it.
+_children: dict[str, list[subprocess.Popen[bytes]]] = {}
 
 
 _starters: list[Callable[[Address, HostSpec], None]] = []  # the last one starts hosts in the place of this process
@@ -79,10 +80,10 @@ def end_hosts(folder: str, patience: float = 5.0) -> None:
                     Channel(sock, plain=True).send(Shutdown())
                 lines.append(sock)
     deadline = time.monotonic() + patience
-    for sock in lines:
+    for sock in lines:  # all were told before any is waited for: one deadline does for all
         with sock, contextlib.suppress(OSError):
             sock.settimeout(max(0.01, deadline - time.monotonic()))
-            while sock.recv(65536):
+            while sock.recv(65536):  # until it closes, which the broker does after its models have ended
                 pass
     shutil.rmtree(folder, ignore_errors=True)
     for process in _children.pop(folder, []):  # that this process has started: they are gone, or will be soon
@@ -112,11 +113,11 @@ class Address:
 
     def reach(self, spec: HostSpec) -> socket.socket:
         """A connection to the host; it is started if it is not there."""
-        sock = self.connect()
+        sock = self.connect()  # without the lock: mostly it is there
         if sock is not None:
             return sock
         with self._locked():
-            sock = self.connect()
+            sock = self.connect()  # again: another process may have started it while this one waited for the lock
             if sock is not None:
                 return sock
             for _ in range(STARTS):  # it may be killed before it is reached
@@ -146,7 +147,7 @@ class Address:
         with contextlib.suppress(OSError, EngineError), self._locked():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # while it is held: those who wait for it see that it is gone
                 os.unlink(self._lock_path)
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
@@ -166,17 +167,17 @@ class Address:
                 continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):  # removed, or made anew, while this process waited: once more
                     if os.path.samestat(os.fstat(file), os.stat(self._lock_path)):
                         yield
                         return
             finally:
-                os.close(file)
+                os.close(file)  # gives the lock back
 
     def start(self, spec: HostSpec) -> None:
         """Start the host, as a child of this process. Called by one at a time: see reach()."""
         children = _children.setdefault(self.folder, [])
-        children[:] = [child for child in children if child.poll() is None]
+        children[:] = [child for child in children if child.poll() is None]  # takes the exit codes of the others
         children.append(self._started(spec))
 
     def _started(self, spec: HostSpec) -> subprocess.Popen[bytes]:
@@ -192,7 +193,7 @@ class Address:
                 fds = [listening.fileno(), told]
                 arguments = [self.folder, self.name, *fds]
                 return start_interpreter("penstock.models.broker:main", arguments, fds, {})
-            finally:
+            finally:  # the host has its own copies: closed here, the socket goes on listening there
                 os.close(told)
 
 
@@ -216,7 +217,7 @@ class Notice:
         os.pwrite(self._file, text.encode(), 0)
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._file)
+        os.close(self._file)  # gives the lock back; the next one reads what was written
 
 
 def name_of(key: str) -> str:

@@ -41,7 +41,7 @@ class NativeThreads:
 
     def limit_this_thread(self) -> None:
         """Limit what each thread has for itself, which ends with it. Called before a model is."""
-        found = self._found
+        found = self._found  # read once, without the lock: before each batch, and look() sets it whole
         if found is not None and getattr(self._own, "found", None) is not found:
             self._own.found = found
             if found.pools is not None:
@@ -52,7 +52,7 @@ class NativeThreads:
     def close(self) -> None:
         """Everything is as before, but for threads that were limited."""
         with self._lock:
-            self._closed = True
+            self._closed = True  # a model that is loaded later limits nothing
             if self._keeper is not None:
                 self._keeper.submit(self._restore.close).result()
                 self._keeper.shutdown()

@@ -139,14 +139,14 @@ class _Server:
         # nobody wants any more is run, and its answers are dropped by the broker.
         self._jobs: queue.SimpleQueue[_Job | Raised] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[str] = queue.SimpleQueue()  # models
-        self._memory = FreedMemory()
+        self._memory = FreedMemory()  # any thread's; has a lock of its own
         self._entries: dict[int, _Entry | BaseException] = {}  # the listening thread's own: no lock
-        self._step = ""
-        self._segments = Segments()
+        self._step = ""  # set before any other thread starts
+        self._segments = Segments()  # any thread's; has a lock of its own
         self._leases = Leases(private=True)  # rows may have to run again, in another process: a model cannot change them
 
     def serve(self) -> None:
-        program, _ = self._channel.receive()
+        program, _ = self._channel.receive()  # the broker sends it first; until the model is loaded nothing else is read
         try:
             served: Served = load_pickle(program)
             self._step = served.step
@@ -176,7 +176,7 @@ class _Server:
                     self._send(job)
                 else:
                     self._run(served, job)
-                del job  # its rows are free, if the handler has not kept them
+                del job  # before take_freed(): its rows are free, if the handler has not kept them
                 with contextlib.suppress(Exception):  # what it prints appears; stdout may be closed
                     sys.stdout.flush()
                 for owner, numbers in self._leases.take_freed().items():
@@ -250,10 +250,11 @@ class _Server:
             answers.append((reader, payload, failures))
         fds = [segment.fd for segment in segments]
         self._send(_ran(job, seconds, answers, bare), fds)
-        for segment in segments:
+        for segment in segments:  # after they are sent: a segment that is free may be written to at once
             self._segments.done(segment)
 
     def _listen(self, served: Served) -> None:
+        """The listening thread. It runs no model, so that rows are unpacked, and models unloaded, while a batch runs."""
         try:
             while True:
                 message, fds = self._channel.receive()
@@ -287,7 +288,7 @@ class _Server:
             error = NotShippableError(f"step {self._step!r}: {what}")
             error.__cause__ = exc
             return Raised(message.batch, ErrorReport.of(error))
-        finally:
+        finally:  # after the rows were gathered, which have their own references
             for number in message.done:
                 self._entries.pop(number, None)
 
@@ -305,7 +306,7 @@ class _Server:
                 self._entries[number] = _Entry(block, pickle.loads(how), self._leases.read_again(payload, fds))
             except BaseException as exc:
                 self._entries[number] = exc
-        for fd in fds:
+        for fd in fds:  # what is mapped stays mapped
             os.close(fd)
 
     def _send(self, message: object, fds: Sequence[int] = ()) -> None:
@@ -314,7 +315,7 @@ class _Server:
 
     def _end(self, error: ModelLostError) -> NoReturn:
         """Without a model this process is of no use: what it held is the broker's to run again."""
-        with self._sending:  # for good: nothing is sent in part
+        with self._sending:  # not given back: no other thread is in the middle of a message when the process ends
             with contextlib.suppress(OSError):
                 self._channel.send(ModelLost(safe_str(error)))
             os._exit(1)

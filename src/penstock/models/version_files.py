@@ -60,7 +60,7 @@ class VersionFiles:
         """A version is to be used from now on, says one of several processes that watch. Whether it was the first."""
         make_private(self.folder)
         with open(f"{self._stem}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed: what is read here, and published, is one step
             wanted = self.wanted()
             serve = wanted_of(wanted, model).serve
             if serve[0].number and (serve[0].path, serve[0].stamp) == (path, stamp):
@@ -167,7 +167,7 @@ def _is_gone(process: int) -> bool:
 
 
 def _put(path: str, told: Any) -> None:
-    new = f"{path}.{os.getpid()}.new"
+    new = f"{path}.{os.getpid()}.new"  # of this process: two that write at once do not share it
     with open(new, "w", encoding="utf-8") as file:
         json.dump(told, file)
     os.replace(new, path)

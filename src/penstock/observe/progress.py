@@ -181,7 +181,7 @@ def shown(painter: Progress | PlainProgress | None, stages: Callable[[], Sequenc
     thread.start()
     try:
         yield
-    finally:
+    finally:  # joined, so that what is written next does not mix with it
         is_over.set()
         thread.join()
     with suppress(OSError, ValueError):

@@ -43,6 +43,7 @@ class PipelineOptions:
 
     @classmethod
     def from_dictionary(cls, options: Mapping[str, Any]) -> PipelineOptions:
+        """Options by name. The flags of the script are not looked at."""
         return cls([], **options)
 
     def view_as(self, kind: type) -> PipelineOptions:
@@ -50,6 +51,7 @@ class PipelineOptions:
         return self
 
     def get_all_options(self) -> dict[str, Any]:
+        """The options that were given, by name, also those that Penstock ignores. A new dict each time."""
         return dict(self.given)
 
     def run_options(self) -> dict[str, Any]:

@@ -132,16 +132,23 @@ class DoFn(Generic[T, U]):
     iterable of rows (or of TaggedOutput), or None. finish_bundle may return rows too: the last ones of its split.
     """
 
-    def setup(self) -> None: ...
+    def setup(self) -> None:
+        """Called once for each copy, on the thread that will run it, before its first split."""
 
-    def start_bundle(self) -> None: ...
+    def start_bundle(self) -> None:
+        """Called before the first row of each split."""
 
     def process(self, element: T, *args: Any, **kwargs: Any) -> Iterable[U | TaggedOutput[Any]] | None:
+        """Return the rows that one row becomes, or None for none of them. Called once for each row, in order; again if its
+        split runs again. What it raises ends the run, unless with_exception_handling() makes it a failure of the row."""
         raise NotImplementedError(f"{type(self).__name__} must define process(self, element)")
 
-    def finish_bundle(self) -> Iterable[U | TaggedOutput[Any]] | None: ...
+    def finish_bundle(self) -> Iterable[U | TaggedOutput[Any]] | None:
+        """Called after the last row of each split; not after an error. May return rows, which belong to that split."""
 
-    def teardown(self) -> None: ...
+    def teardown(self) -> None:
+        """Called once for each copy that was set up, when the run ends or after an error; not if its process dies. What it
+        raises is printed to stderr, and changes nothing."""
 
 
 class _CallableDoFn(DoFn[Any, Any]):
@@ -188,6 +195,7 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
         return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
 
     def good_tags(self) -> tuple[str, ...]:
+        """The outputs for rows that have not failed: the main one, then those of with_outputs()."""
         return MAIN, *self.tags
 
     def _tagged(self, item: Any) -> tuple[str, Any]:

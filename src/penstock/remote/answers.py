@@ -45,8 +45,9 @@ class KeptAnswers:
         if run_dir and os.path.isdir(run_dir):
             self.folder = Path(run_dir) / FOLDER / run
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Guards what follows; SQLite's connections are used by one thread at a time (check_same_thread=False).
         self._lock = threading.Lock()
-        self._own: sqlite3.Connection | None = None
+        self._own: sqlite3.Connection | None = None  # made with the first answer
         self._alive: int | None = None  # the lock that says that this process is
         self._name = ""
         self._others: dict[str, sqlite3.Connection] = {}
@@ -84,6 +85,7 @@ class KeptAnswers:
             for connection in [*self._others.values(), *([self._own] if self._own else [])]:
                 connection.close()
             self._others, self._own = {}, None
+            # Last: from now on others read the file.
             if self._alive is not None:
                 os.close(self._alive)
                 self._alive = None
@@ -91,6 +93,7 @@ class KeptAnswers:
     def _open_own(self, folder: Path) -> sqlite3.Connection:
         self._name = f"{self.stem}.{os.getpid()}-{os.urandom(4).hex()}.db"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        # Before the file itself: one without a lock is of a process that is gone.
         self._alive = os.open(folder / f"{self._name}.lock", flags, 0o600)
         fcntl.flock(self._alive, fcntl.LOCK_EX)
         connection = _connect(folder / self._name)

@@ -57,6 +57,7 @@ class Budget:
 
     @property
     def is_set(self) -> bool:
+        """Whether there is any limit; without one, nothing is added up."""
         return any(most is not None for most in (self.max_requests, self.max_tokens, self.max_cost))
 
     def describe(self) -> list[str]:

@@ -10,7 +10,7 @@ class Counts:
     """By the names that users see. Used by any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the counts: += on a dict's item is no single step
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, n: int = 1) -> None:

@@ -21,6 +21,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None or _process != os.getpid():
             _loop, _process = asyncio.new_event_loop(), os.getpid()
+            # A daemon that nobody ends: sessions come and go, and use it again.
             threading.Thread(target=_loop.run_forever, name="penstock-requests", daemon=True).start()
         return _loop
 
@@ -30,6 +31,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
     try:
         return future.result()
-    except BaseException:
+    except BaseException:  # its own error, or Ctrl-C on this thread: then the request must not go on without anybody
         future.cancel()
         raise

@@ -35,9 +35,9 @@ class Gate:
         """Wait until a request of about so many tokens may be sent."""
         if self._turn is None:
             self._turn = asyncio.Lock()
-        if not self._turn.locked() and not self.pace.ask(tokens):
+        if not self._turn.locked() and not self.pace.ask(tokens):  # nobody waits, and it may go: the common case
             return
-        async with self._turn:
+        async with self._turn:  # one asks, the others queue here in order; asyncio's locks are fair
             while wait := self.pace.ask(tokens):
                 began = time.monotonic()
                 await asyncio.sleep(min(wait, LONGEST_SLEEP))
@@ -50,6 +50,8 @@ class Gate:
                 began = time.monotonic()
                 time.sleep(min(wait, LONGEST_SLEEP))
                 self._throttled(began)
+
+    # Of a request that is over; called on the loop's thread, and on threads that ask by themselves.
 
     def unreachable(self, sent: float, why: str) -> None:
         """A request did not reach the service: it may be sent again. ServiceUnavailableError after too long."""

@@ -114,10 +114,10 @@ class HttpTransport:
             raise UsageError(f"httpx does not take these settings: {self.redact(str(exc))}") from None
 
     async def __call__(self, content: bytes) -> Reply:
-        sent = self._headers
+        sent = self._headers  # other requests run on this thread at each await, and may change them
         reply = await self._post(content)
         if reply.status == 401 and self._credentials.can_change:  # the key may be too old
-            if sent == self._headers:
+            if sent == self._headers:  # else another request has fetched a new key meanwhile
                 self._headers = await asyncio.to_thread(self._credentials.made)
                 for client in self._clients:
                     client.headers.update(self._headers)
@@ -126,6 +126,7 @@ class HttpTransport:
         return reply
 
     async def close(self) -> None:
+        """End the connections. On the loop's thread, as all that uses them."""
         for client in self._clients:
             await client.aclose()
 
@@ -140,7 +141,7 @@ class HttpTransport:
     async def _post(self, content: bytes) -> Reply:
         if not self._free:  # more at once than was said: httpx lets them wait
             return await self._posted(self._clients[0], content)
-        client = self._free.pop()
+        client = self._free.pop()  # no await between the look and this: no lock
         try:
             return await self._posted(client, content)
         finally:

@@ -90,7 +90,7 @@ class Service:
             raise
         self._used(use, tokens)
         if digest:
-            self._answers.keep(digest, reply.body)
+            self._answers.keep(digest, reply.body)  # before anybody is given it
         return answer
 
     async def _reply(self, content: bytes, tokens: float) -> Reply:
@@ -98,7 +98,7 @@ class Service:
         tried = 0
         while True:
             await self._gate.enter(tokens)
-            self._account.begin_request()
+            self._account.begin_request()  # after the wait: others may have spent the budget meanwhile
             sent = self._gate.pace.now()
             try:
                 reply = await self._transport(content)

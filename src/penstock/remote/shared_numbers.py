@@ -18,13 +18,15 @@ class SharedNumbers:
     process that is killed inside leaves them as they were, and no lock behind."""
 
     def __init__(self, path: str | None, first: list[float]) -> None:
-        self._lock = threading.Lock()  # among threads, as flock() is among processes: a file's lock is the process's
+        # Among threads, as flock() is among processes: all threads have the lock of an open file at once. Taken first, and
+        # guards the two below as well.
+        self._lock = threading.Lock()
         self._layout = struct.Struct(f"={len(first)}d")
         self._file: int | None = None
         self._memory: mmap.mmap | bytearray = bytearray(self._layout.pack(*first))
         if path is not None:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # whoever comes first fills it, before anybody maps it
             try:
                 if os.fstat(self._file).st_size < self._layout.size:
                     os.pwrite(self._file, self._layout.pack(*first), 0)
@@ -40,6 +42,7 @@ class SharedNumbers:
             try:
                 values = list(self._layout.unpack_from(self._memory))
                 yield values
+                # Not in a `finally`: a block that raises changes nothing.
                 self._layout.pack_into(self._memory, 0, *values)
             finally:
                 if self._file is not None:
@@ -50,6 +53,7 @@ class SharedNumbers:
             return list(values)
 
     def close(self) -> None:
+        """The file stays, for other processes. Who asks later gets numbers of this process alone, all 0."""
         with self._lock:
             if self._file is not None:
                 assert isinstance(self._memory, mmap.mmap)

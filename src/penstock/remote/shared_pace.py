@@ -31,13 +31,13 @@ class SharedPace:
         self._shares = 1, rules  # of so many nodes, and the rules of one
         self.now = clock
         self.chance = chance
-        self._own = RequestPace() if path is None else None
+        self._own = RequestPace() if path is None else None  # of one process: no file, and no numbers to unpack
         self._lock = threading.Lock()  # guards it
         self._numbers = SharedNumbers(path, list(dataclasses.astuple(RequestPace())))
 
     @property
     def rules(self) -> PaceRules:
-        nodes, rules = self._shares
+        nodes, rules = self._shares  # as one tuple, which threads may set at once: both are right
         if (count := self._nodes.count()) != nodes:
             rules = self._whole.of_one(count)
             self._shares = count, rules

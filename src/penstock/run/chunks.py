@@ -87,11 +87,11 @@ class KeptRows:
 
 
 class AnonymousFile:
-    """A descriptor that is closed when its last chunk is done with."""
+    """A descriptor that is closed when its last chunk is done with. One thread at a time counts its chunks: no lock."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._chunks = 0
+        self._chunks = 0  # that are not released
 
     def shared(self) -> AnonymousFile:
         """This file, for one more chunk."""

@@ -61,7 +61,9 @@ class Coordinator:
     ) -> None:
         self.lock = threading.RLock()
         self.tally = tally
-        self.running: dict[int, Task] = {}
+        self.running: dict[int, Task] = {}  # assigned to a worker that lives, by id
+        # All that follows is used by the thread that is in run(): no lock. It owns the payloads between stages as well, and
+        # releases each once: when the task that reads it is done, or in abandon().
         self._layout = setup.layout
         self._job = setup.job
         self._plan = setup.job.plan
@@ -72,7 +74,7 @@ class Coordinator:
         self._thresholds = Thresholds(self._plan)
         self._throttling = throttling or Throttling()
         self._losses = Losses(self._scheduler)
-        self._stopped = False
+        self._stopped = False  # set by any thread, read by run(): no lock
 
     def run(self) -> None:
         """Until every split is done, or the first error that ends the run."""
@@ -80,7 +82,7 @@ class Coordinator:
             with self.lock:
                 if self._step():
                     return
-            events = self._fleet.wait(self._patience())
+            events = self._fleet.wait(self._patience())  # without the lock: the one place where this thread blocks
             with self.lock:
                 for worker, event in events:
                     self._handle(worker, event)
@@ -103,7 +105,7 @@ class Coordinator:
         self._scheduler.hold(self._throttling.pools(now))
         for command in [] if self._stopped else self._scheduler.decide(now):
             self._carry_out(command)
-        self._outputs.flush()
+        self._outputs.flush()  # after work was handed out: workers are busy while this thread commits
         if self._scheduler.finished:
             self._thresholds.check_all(self.tally.counts)
             return True
@@ -183,7 +185,7 @@ class Coordinator:
     def _done(self, worker: int, done: Done) -> None:
         task = self._scheduler.task_done(worker, done.task)
         self._forget(task)
-        self._was_read(task)
+        self._was_read(task)  # before anything of it counts: raises if its file was changed while it was read
         if self._losses.made_again(task, done):
             self._release(task)
             return
@@ -196,6 +198,7 @@ class Coordinator:
         self.tally.add(made)
         self._thresholds.check(made.counts, self.tally.counts)
         fed = sum(len(payloads) for outlet, payloads in done.shipped if outlet.kind == "stage")
+        # With the number of bundles that it leads to: else its split would look complete before they have run.
         self._outputs.bundle_done(task, made, done.result.parts, fed)
         for outlet, payloads in done.shipped:
             self._receive(outlet, task, payloads)

@@ -43,10 +43,11 @@ class Executor:
         self._sessions = sessions
         self._ship = ship
         self._report = report
-        self._runners: dict[int, StageRunner] = {}
+        self._runners: dict[int, StageRunner] = {}  # by stage; this thread's own, but for rows_done
 
     @property
     def rows_done(self) -> int:
+        """For progress, from any thread: each field is read once, since the other thread may end the split meanwhile."""
         work = self.work
         runner = self._runners.get(work.stage) if work else None
         return runner.rows_done if runner else 0
@@ -66,6 +67,7 @@ class Executor:
         try:
             with self._sessions.turn:
                 result = self._run(work, ship)
+            # Sealed when all of it is there: from here on the caller releases what was made, unless discard() does.
             shipped = [(outlet, shipment.seal()) for outlet, shipment in shipments]
             return Done(work.task, result, shipped, self._sessions.drain_metrics())
         except BaseException as exc:

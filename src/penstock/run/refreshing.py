@@ -52,7 +52,7 @@ class ModelRefresh:
         on_error: Callable[[], None],
     ) -> None:
         """run_branch: gives the rows of a graph that collects one collection. on_error: is called when `error` is set."""
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # written by the thread, before on_error() wakes whoever reads it
         self._on_error = on_error
         self._models: dict[str, _ChangingModel] = {}
         self._branches: list[tuple[_Branch, _ChangingModel]] = []
@@ -69,7 +69,7 @@ class ModelRefresh:
 
     def __enter__(self) -> ModelRefresh:
         if self._models:
-            self._look()
+            self._look()  # on this thread, before the other one starts: what is there already counts for the first row
             for model in self._models.values():
                 model.open()
             self._thread.start()
@@ -79,7 +79,7 @@ class ModelRefresh:
         self._over.set()
         if self._models:
             self._thread.join(PATIENCE)  # unless a store that does not answer holds it up: then it ends with the process
-            self._read_reports()
+            self._read_reports()  # after the join: what workers said last, read by one thread at a time
 
     def take_events(self) -> list[RefreshEvent]:
         """What has happened since the last time."""

@@ -63,6 +63,7 @@ class Run:
         self._programs = job.programs()
         self._is_reported = engine_override.get() is not None  # by the command line, with what there is to warn of
         self._waited = self._stopped = False
+        # Each is set once, by the thread that is in wait(), and read by others without a lock.
         self._coordinator: Coordinator | None = None  # from when bundles run on
         self._standing: Standing | None = None
 
@@ -100,7 +101,7 @@ class Run:
         coordinator, standing = self._coordinator, self._standing
         if coordinator is None or standing is None:
             return []
-        with coordinator.lock:
+        with coordinator.lock:  # wait() gives it back while it waits for the fleet
             return standing.now(coordinator.running)
 
     def _carry_out(self, setup: Setup, outputs: RunOutputs) -> RunResult:

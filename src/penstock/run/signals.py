@@ -27,7 +27,7 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for each in came:
+        for each in came:  # after all handlers are back: the first may raise
             signal.raise_signal(each)
 
 

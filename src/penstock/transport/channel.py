@@ -30,7 +30,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, plain: bool = False) -> None:
-        self.sock = sock
+        self.sock = sock  # the channel's own: close() closes it
         self._plain = plain
 
     def fileno(self) -> int:
@@ -40,11 +40,12 @@ class Channel:
         """Send a message; the receiver gets its own copies of the descriptors. Raises OSError if the peer is gone."""
         with frame(message, fds, self._plain) as (data, beside):
             sent = socket.send_fds(self.sock, [data], beside)
-            if sent < len(data):
+            if sent < len(data):  # the descriptors went with the first byte
                 self.sock.sendall(memoryview(data)[sent:])
 
     def receive(self) -> tuple[Any, list[int]]:
         """Wait for a message. The descriptors are the caller's to close. Raises EOFError when the peer is gone."""
+        # No more than the header: there is no buffer here for the beginning of the next message.
         header, fds, _, _ = socket.recv_fds(self.sock, _HEADER.size, _MAX_FDS)
         if not header:
             raise EOFError("the other side is gone")
@@ -58,7 +59,7 @@ class Channel:
                 data = read_all(fds[-1], 0, os.fstat(fds[-1]).st_size)
                 os.close(fds.pop())
             return pickle.loads(data), fds
-        except BaseException:
+        except BaseException:  # the caller gets none of them
             for fd in fds:
                 os.close(fd)
             raise
@@ -90,7 +91,7 @@ def frame(message: Any, fds: Sequence[int], plain: bool = False) -> Iterator[tup
     try:
         write_all(file, [data], 0)
         yield _HEADER.pack(0, len(fds) + 1, True), [*fds, file]
-    finally:
+    finally:  # whoever sends it has done so, or has a copy
         os.close(file)
 
 
@@ -101,8 +102,8 @@ class Frames:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._data = bytearray()
-        self._fds: list[int] = []
+        self._data = bytearray()  # of a message that is not complete
+        self._fds: list[int] = []  # that came with it, or before it: in the order of the messages
 
     def receive(self) -> list[tuple[Any, list[int]]]:
         """The messages that are complete. Raises EOFError when the peer is gone, and OSError; BlockingIOError when there
@@ -118,7 +119,7 @@ class Frames:
             end = _HEADER.size + size
             if len(self._data) < end:
                 break
-            if len(self._fds) < expected:
+            if len(self._fds) < expected:  # they come with the first byte: the others were dropped by the system
                 raise EOFError(f"{len(self._fds)} of {expected} file descriptors arrived: too many open files?")
             payload: bytes | bytearray = bytes(self._data[_HEADER.size : end])
             beside, self._fds = self._fds[:expected], self._fds[expected:]
@@ -131,6 +132,7 @@ class Frames:
         return messages
 
     def close(self) -> None:
+        """Descriptors of a message that never became complete; the socket is its owner's to close."""
         for fd in self._fds:
             os.close(fd)
         self._fds = []

@@ -56,15 +56,15 @@ def start_interpreter(
 
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
-        pass_fds=fds,
+        pass_fds=fds,  # copies: the caller closes its own
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True,  # the terminal's Ctrl-C does not reach it; whoever ends it ends all of its group
     )
 
 
 def open_pidfd(pid: int) -> int | None:
-    """What becomes readable when this child ends; None where the system has no such thing."""
+    """What becomes readable when this child ends; None where the system has no such thing. The caller closes it."""
     try:
         return os.pidfd_open(pid) if sys.platform == "linux" else None
     except OSError:
@@ -81,7 +81,8 @@ def thread_variables(cores: int) -> dict[str, str]:
 
 
 def above_standard(sock: socket.socket) -> socket.socket:
-    """The socket at a descriptor that nobody takes for standard input, output or error: those may be closed."""
+    """The socket at a descriptor that nobody takes for standard input, output or error: those may be closed. It takes the
+    place of the one that is given, which it closes if it makes another."""
     if sock.fileno() > 2:
         return sock
     with sock:

@@ -187,8 +187,8 @@ def unpack(data: memoryview) -> Iterator[Block]:
         yield _from_ipc(buffers[0]) if kind == _ARROW else load_pickle(buffers[0], buffers[1:])
 
 
-_LOADING = threading.RLock()
-_here = threading.local()
+_LOADING = threading.RLock()  # reentrant: what is unpickled may unpickle something itself
+_here = threading.local()  # .is_loading: of each thread
 
 
 def load_pickle(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:

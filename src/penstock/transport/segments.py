@@ -46,8 +46,8 @@ class Segment:
         self.number = number
         self.capacity = capacity
         self.size = 0
-        self.fd = anonymous_file(on_disk=not capacity)
-        self.mine = True  # this process needs what is in it
+        self.fd = anonymous_file(on_disk=not capacity)  # this object's: readers have copies, and keep what they have mapped
+        self.mine = True  # this process needs what is in it; guarded, as `theirs`, by the lock of Segments
         self.theirs = True  # a reader may refer to it
         self._reserved = 0
         self._map: mmap.mmap | None = None
@@ -88,7 +88,7 @@ class Segments:
         self._lock = threading.Lock()  # guards what follows; not held while memory is written
         self._numbers = 0
         self._free: list[Segment] = []
-        self._used: OrderedDict[int, Segment] = OrderedDict()
+        self._used: OrderedDict[int, Segment] = OrderedDict()  # by number, the oldest use first
 
     def write(self, buffers: Sequence[Any]) -> Segment:
         """A segment that holds these, for a reader that will be told of it."""
@@ -96,7 +96,7 @@ class Segments:
         segment = None
         try:
             segment = self._take(size)
-            segment.write(buffers, size)
+            segment.write(buffers, size)  # without the lock: it is nobody else's until it is sent
         except OSError as exc:
             if segment is not None:
                 self._give_up(segment)
@@ -142,7 +142,7 @@ class Segments:
             self._free.append(segment)
         while sum(each.capacity for each in self._free) > KEPT_BYTES:
             self._free.pop(0).close()
-        waiting = [each for each in self._used.values() if not each.mine]
+        waiting = [each for each in self._used.values() if not each.mine]  # for a report that may never come
         while sum(each.capacity for each in waiting) > KEPT_BYTES:
             given_up = waiting.pop(0)
             del self._used[given_up.number]
@@ -174,11 +174,15 @@ class Segments:
 
 
 class Leases:
-    """Segments of other processes, mapped here. What is not referred to any more is collected in `freed`."""
+    """Segments of other processes, mapped here. What is not referred to any more is collected in `freed`. One thread reads;
+    any thread may take what was freed."""
 
     def __init__(self, private: bool) -> None:
+        # Filled by finalizers, on whichever thread drops the last reference, also inside of take_freed(): a deque needs no
+        # lock for that, and a lock could be held already by the thread that a finalizer runs on.
         self.freed: deque[tuple[str, int]] = deque()
         self._private = private  # what is written here, only this process sees; mapped anew each time
+        # By the file: a segment that is used again is mapped once. The thread's own that reads: no lock.
         self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
 
     def read(self, payload: bytes | SegmentRef, fds: Sequence[int]) -> memoryview:
@@ -187,6 +191,7 @@ class Leases:
             return memoryview(bytearray(payload))
         ref = payload
         lease = (ctypes.c_char * ref.size).from_buffer(self._mapped(fds[ref.at], ref))
+        # At exit nobody is told: the other side sees the connection close.
         weakref.finalize(lease, self.freed.append, (ref.owner, ref.number)).atexit = False
         return memoryview(lease).cast("B")
 
@@ -200,9 +205,10 @@ class Leases:
     def take_freed(self) -> dict[str, list[int]]:
         """What was freed since the last time, by owner."""
         found: dict[str, list[int]] = {}
-        while self.freed:
-            owner, number = self.freed.popleft()
-            found.setdefault(owner, []).append(number)
+        with contextlib.suppress(IndexError):  # empty. To look first would not do: another thread may take the last one
+            while True:
+                owner, number = self.freed.popleft()
+                found.setdefault(owner, []).append(number)
         return found
 
     def _mapped(self, fd: int, ref: SegmentRef) -> mmap.mmap:
@@ -216,6 +222,6 @@ class Leases:
         inode = file.st_dev, file.st_ino
         known = self._maps.pop(inode, None)
         found = self._maps[inode] = mmap.mmap(fd, 0) if known is None or len(known) < ref.size else known
-        while len(self._maps) > MAPS:
+        while len(self._maps) > MAPS:  # what refers to such a mapping keeps it
             self._maps.popitem(last=False)
         return found

@@ -26,16 +26,20 @@ class LocalEngine:
     """Runs a pipeline on this machine: in the user's process, or over worker processes."""
 
     def start(self, graph: Graph, options: RunOptions) -> Run:
+        """Check what can be checked in advance, and return the run. Its wait() does the work, on the thread that calls it.
+        Raises PenstockError for what cannot run."""
         from penstock.journal.starting import start_run
 
         return start_run(graph, options, self)
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
+        """Say how the graph would be run, and why so, without running it."""
         from penstock.journal.starting import explain_run
 
         return explain_run(graph, options, self)
 
     def machine(self) -> Machine:
+        """The cores, the memory and the GPUs that a run on this machine may use."""
         from penstock.run.pools import Machine
 
         return Machine.here()
@@ -50,7 +54,7 @@ class LocalEngine:
         pools, around = spec.pools, spec.around
         remove_unused(os.path.dirname(around.folder))
         _raise_file_limit()
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:  # left in the opposite order: the guardian says farewell before hosts end
             stack.callback(end_hosts, around.folder)
             if pools.in_process:
                 if spec.folders and not pools.small:

@@ -16,7 +16,8 @@ import time
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Until the coordinator says farewell, or is gone: then its end of the pipe is closed, however it died."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it outlives what ends the coordinator
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     groups: set[int] = set()
     folders: set[str] = set()
@@ -30,9 +31,9 @@ def main() -> None:
             folders.add(what)
         elif verb == "farewell":
             return
-    for group in groups:
+    for group in groups:  # first: a worker that lives could write into a folder that is being removed
         kill(group)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 3  # seconds; one that is stuck in the kernel is not waited for longer
     while groups and time.monotonic() < deadline:
         groups = {group for group in groups if alive(group)}
         time.sleep(0.01)
@@ -46,6 +47,7 @@ def kill(group: int) -> None:
 
 
 def alive(group: int) -> bool:
+    """Whether a process of the group is left. They are no children of this one: nobody here can wait for them."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):

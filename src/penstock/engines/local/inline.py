@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Mapping
@@ -21,9 +22,10 @@ class InlineFleet:
     def __init__(self, programs: Mapping[int, bytes], threads: int, around: Surroundings) -> None:
         self._sessions = ProcessSessions(Metrics(), around)
         self._executors = [Executor(programs, self._sessions, packed_or_kept, ErrorReport.here) for _ in range(threads)]
-        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # from the coordinator; None: a thread ends
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: somebody called wake()
-        self._worker = 0
+        self._worker = 0  # its number; the coordinator's thread's own
+        # Daemons: one that is in the user's code when a run is killed must not keep the process.
         self._threads = [threading.Thread(target=self._serve, args=[e], daemon=True) for e in self._executors if threads > 1]
         for thread in self._threads:
             thread.start()
@@ -48,30 +50,32 @@ class InlineFleet:
         self._end_threads()
         for thread in self._threads:
             thread.join()
-        self._sessions.close()
+        self._sessions.close()  # last: the threads use its models
 
     def kill(self) -> None:
         """A thread that is in a user's code cannot be ended; it ends after its split."""
-        while not self._work.empty():
-            self._work.get()
+        with contextlib.suppress(queue.Empty):  # to look first would not do: a thread may take the last one, and get() waits
+            while True:
+                self._work.get_nowait()
         self._end_threads()
         self._sessions.close(wait=False)
 
     def _next(self, seconds: float | None) -> Event | None:
+        # Events first: a stop() that was asked for during the last split is seen before the next one runs.
         if not self._threads and self._events.empty() and not self._work.empty():
             work = self._work.get()
             assert work is not None
             return self._executors[0].run(work)
         try:
             return self._events.get(timeout=seconds)
-        except queue.Empty:
+        except queue.Empty:  # the threads write work and rows_done, and are not waited for
             rows = {work.task: e.rows_done for e in self._executors if (work := e.work) is not None}
             return WorkerProgress(rows) if rows else None
 
     def _end_threads(self) -> None:
         for _ in self._threads:
             self._work.put(None)
-        if not self._threads:
+        if not self._threads:  # else each closes its own executor: steps are torn down on the thread that ran them
             for executor in self._executors:
                 executor.close()
 

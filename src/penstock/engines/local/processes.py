@@ -25,15 +25,15 @@ class WorkerProcess:
 
     def __init__(self, threads: int, cores: int, around: Surroundings, variables: Mapping[str, str]) -> None:
         ours, theirs = map(above_standard, socket.socketpair())
-        with theirs:
+        with theirs:  # the worker has a copy; held open here, its end would not be seen on ours
             self._process = start_interpreter(
                 "penstock.engines.local.worker:main",
                 [theirs.fileno(), threads, json.dumps(asdict(around))],
                 [theirs.fileno()],
                 {**thread_variables(cores), **variables},
             )
-        self.channel = Channel(ours)
-        self.pid = self._process.pid
+        self.channel = Channel(ours)  # closed by close(), or with this process: then the worker leaves
+        self.pid = self._process.pid  # and the number of its group
 
     def kill(self) -> None:
         """End it and all that it started, at once."""
@@ -48,18 +48,20 @@ class WorkerProcess:
             return None
 
     def close(self) -> None:
+        """After kill(), or when it has left: it is waited for without a limit, so that no zombie stays."""
         self.channel.close()
         self._process.wait()
 
 
 class Guardian:
-    """The parent's side of the guardian. Used in a `with` block around everything that could be left behind."""
+    """The parent's side of the guardian. Used in a `with` block around everything that could be left behind, by one thread.
+    Whatever ends this process without __exit__() closes the pipe without a farewell: then the guardian acts."""
 
     def __init__(self, folders: Iterable[str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
             stdin=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # what ends the group of this process must not end the guardian
             text=True,
         )
         for folder in folders:
@@ -77,7 +79,7 @@ class Guardian:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._say("farewell", None)
+        self._say("farewell", None)  # before the pipe is closed, or it would kill and remove
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -64,7 +64,7 @@ class _Worker:
         self._sending = threading.Lock()  # threads that run splits, and the main thread, write to one channel
         self._sessions = sessions
         self._programs: dict[int, bytes] = {}  # written by the main thread, before any work that needs them is queued
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # None: a thread ends
         self._executors = [Executor(self._programs, self._sessions, packed) for _ in range(threads)]
         self._threads = [threading.Thread(target=self._run, args=[executor]) for executor in self._executors]
 
@@ -72,7 +72,7 @@ class _Worker:
         for thread in self._threads:
             thread.daemon = True  # a thread stuck in user code must not keep the process
             thread.start()
-        self._send(Ready())
+        self._send(Ready())  # after the threads: work may come at once
         selector = selectors.DefaultSelector()
         selector.register(self._channel, selectors.EVENT_READ)
         while True:
@@ -90,6 +90,7 @@ class _Worker:
                 self._queue.put(message)
             elif isinstance(message, Stop):
                 break
+        # What is queued is done first; the fleet kills a worker that takes too long.
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -100,7 +101,7 @@ class _Worker:
         try:
             while (work := self._queue.get()) is not None:
                 self._run_one(executor, work)
-            executor.close()
+            executor.close()  # on the thread that ran the steps
         except BaseException:  # a thread that ends unseen would leave the coordinator waiting
             with contextlib.suppress(Exception):
                 traceback.print_exc()

@@ -27,9 +27,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Member:
+    """A worker. The fleet owns its process, its channel and its pidfd; _forget() and _end() end them."""
+
     process: WorkerProcess
     pidfd: int | None
-    installed: set[int] = field(default_factory=set)
+    installed: set[int] = field(default_factory=set)  # stages that it was sent
 
 
 class ProcessFleet:
@@ -42,18 +44,19 @@ class ProcessFleet:
         self._pools = pools
         self._around = around
         self._guardian = guardian
-        self._members: dict[int, _Member] = {}
-        self._leaving: list[_Member] = []
+        # The coordinator's thread alone uses all of this, so that nothing has a lock; other threads use _bell, in wake().
+        self._members: dict[int, _Member] = {}  # by worker; those that are watched
+        self._leaving: list[_Member] = []  # were told to leave, and are not watched; close() waits for them
         self._selector = selectors.DefaultSelector()
         self._rung, self._bell = socket.socketpair()  # other threads ring: see wake()
-        self._bell.setblocking(False)
+        self._bell.setblocking(False)  # whoever rings never waits
         self._selector.register(self._rung, selectors.EVENT_READ)
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
         around = replace(self._around, workers=chosen.size.workers, in_turn=chosen.ahead)
         process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
-        self._guardian.started(process.pid)
+        self._guardian.started(process.pid)  # at once: if this process is killed before, the worker sees its socket close
         pidfd = open_pidfd(process.pid)
         self._members[worker] = _Member(process, pidfd)
         self._selector.register(process.channel, selectors.EVENT_READ, worker)
@@ -67,13 +70,13 @@ class ProcessFleet:
             work = replace(work, payload=travelling(work.payload, fds))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died just now: wait() will tell
             if work.stage not in member.installed:
-                member.process.channel.send(Install(work.stage, self._programs[work.stage]))
+                member.process.channel.send(Install(work.stage, self._programs[work.stage]))  # before work that needs it
                 member.installed.add(work.stage)
             member.process.channel.send(work, fds)
 
     def stop(self, worker: int) -> None:
         """Tell a worker to leave; close() sees to it that it does."""
-        member = self._forget(worker)
+        member = self._forget(worker)  # its end is expected: wait() would report it as a death
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             member.process.channel.send(Stop())
         self._leaving.append(member)
@@ -87,6 +90,7 @@ class ProcessFleet:
         ready = [key for key in keys if key.fileobj is not self._rung]
         if len(ready) < len(keys):
             self._rung.recv(4096)
+        # A worker that has died may have said something before: one message is heard now, and its pidfd stays readable.
         talking = {key.data for key in ready if isinstance(key.fileobj, Channel)}
         silent = {key.data for key in ready} - talking
         events = [(worker, self._hear(worker)) for worker in sorted(talking)]
@@ -105,7 +109,7 @@ class ProcessFleet:
     def kill(self) -> None:
         """End all workers at once."""
         self._leaving += [self._forget(worker) for worker in list(self._members)]
-        for member in self._leaving:
+        for member in self._leaving:  # also those that have left: what they started may live on in their groups
             self._end(member)
         self._leaving = []
         self._selector.close()
@@ -131,7 +135,7 @@ class ProcessFleet:
 
     def _forget(self, worker: int) -> _Member:
         member = self._members.pop(worker)
-        self._selector.unregister(member.process.channel)
+        self._selector.unregister(member.process.channel)  # before they are closed: numbers are used again
         if member.pidfd is not None:
             self._selector.unregister(member.pidfd)
             os.close(member.pidfd)
@@ -140,4 +144,4 @@ class ProcessFleet:
     def _end(self, member: _Member) -> None:
         member.process.kill()
         member.process.close()
-        self._guardian.ended(member.process.pid)
+        self._guardian.ended(member.process.pid)  # last: until it is gone the guardian may have to kill it

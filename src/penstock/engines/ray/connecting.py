@@ -54,6 +54,7 @@ def _within(seconds: float, init: Callable[[], Any]) -> None:
     log = logging.getLogger("ray._private.worker")
     log.addFilter(_says_something)
     try:
+        # A daemon, which nobody ends: one that waits for a cluster for ever must not keep the process.
         threading.Thread(target=work, name="ray.init", daemon=True).start()
         done.result(seconds)
     finally:

@@ -24,6 +24,7 @@ class Demand:
             self._asked[pool] = workers, self._ray.util.placement_group([dict(each)] * workers)
 
     def close(self) -> None:
+        """Take back what is asked for."""
         for _, group in self._asked.values():
             self._ray.util.remove_placement_group(group)
         self._asked = {}

@@ -44,16 +44,20 @@ class RayEngine:
         self.resource_wait = resource_wait
 
     def start(self, graph: Graph, options: RunOptions) -> Run:
+        """Check what can be checked in advance, and return the run. Its wait() does the work, on the thread that calls it.
+        Raises PenstockError for what cannot run."""
         from penstock.journal.starting import start_run
 
         return start_run(graph, options, self)
 
     def explain(self, graph: Graph, options: RunOptions) -> str:
+        """Say how the graph would be run, and why so, without running it."""
         from penstock.journal.starting import explain_run
 
         return explain_run(graph, options, self)
 
     def machine(self) -> Machine:
+        """All nodes of the cluster together. Connects to it; raises EngineError if it does not answer in time."""
         from penstock.engines.ray.cluster import whole
         from penstock.engines.ray.connecting import connect
 
@@ -76,14 +80,14 @@ class RayEngine:
                 yield here
             return
         connect(self.address, self.connect_wait)
-        with Guardian(spec.folders):
+        with Guardian(spec.folders):  # around the fleet: it has to outlive whatever writes into these folders
             for folder in spec.shared:
                 make_folder(folder)  # workers look whether their node has it
             fleet = RayFleet(spec, self.resource_wait)
             try:
                 yield fleet
             finally:
-                fleet.kill()
+                fleet.kill()  # first: actors could start hosts again
                 end_hosts(spec.around.folder)
                 for folder in spec.shared:
                     with contextlib.suppress(OSError):  # parts are in it

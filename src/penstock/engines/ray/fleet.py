@@ -68,7 +68,9 @@ class _Heard(NamedTuple):
 
 
 class RayFleet:
-    """Actors, by the numbers that the scheduler gives them."""
+    """Actors, by the numbers that the scheduler gives them. The coordinator's thread alone uses it, but for wake() and the
+    callbacks of Ray, which only put something into `_events`: nothing has a lock. The actors are ended by kill(), or by Ray
+    if this process dies."""
 
     def __init__(self, spec: FleetSpec, resource_wait: float) -> None:
         self._ray = import_ray()
@@ -104,7 +106,7 @@ class RayFleet:
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
         ).remote(self._programs, import_path(), chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
-        self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)
+        self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)  # first: what is heard looks for it
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
 
     def assign(self, worker: int, work: Work) -> None:
@@ -152,6 +154,7 @@ class RayFleet:
         for worker, member in list(self._members.items()):
             if member.is_ready:  # others have nothing to tear down, and may never be
                 self.stop(worker)
+        # Once more, while actors tear down: what became of versions since the last exchange belongs to the result.
         for node, keeper in self._keepers.items() if self._spec.changes else ():
             with contextlib.suppress(self._ray.exceptions.RayError):
                 wanted = wanted_files(self._spec.around.folder)
@@ -168,7 +171,7 @@ class RayFleet:
         keepers, self._keepers = list(self._keepers.values()), {}
         self._leaving, self._members = {}, {}
         self._demand.close()
-        for actor in actors:
+        for actor in actors:  # before the keepers leave: no worker asks for a host that is ended
             self._ray.kill(actor)
         if keepers:  # one that never came has nothing to end
             self._ray.wait([keeper.actor.leave.remote() for keeper in keepers], num_returns=len(keepers), timeout=HOSTS_END)
@@ -179,6 +182,7 @@ class RayFleet:
 
     def _hear(self, worker: int, what: str, task: int, ref: Any, answers: Any = None) -> None:
         """The callback runs on the thread on which Ray hears of everything: it may not call Ray."""
+        # `answers` is held until then: Ray drops what nobody refers to.
         ref.future().add_done_callback(lambda call: self._events.put(_Heard(worker, what, task, call, answers)))
 
     def _event(self, heard: _Heard) -> Event | None:
@@ -206,7 +210,7 @@ class RayFleet:
             found: WorkerProgress = heard.call.result()
             return found if found.rows else None
         member.running.discard(heard.task)
-        word, *refs = heard.answers
+        word, *refs = heard.answers  # the call has ended, so that they are there: this does not wait
         try:
             event: Done | Failed = self._ray.get(word)
             return event if isinstance(event, Failed) else with_payloads(event, refs, member.node)

@@ -19,14 +19,15 @@ class HostKeeper:
 
     def __init__(self, run: str) -> None:
         node, _ = node_here()
-        self._use = FolderUse(node_run_folder(run, node))
-        self._end = threading.Event()
+        self._use = FolderUse(node_run_folder(run, node))  # until leave(); the system takes it back if the actor is killed
+        self._end = threading.Event()  # set by leave(), for stay(), which has a thread of Ray's to itself
 
     def gpus(self) -> tuple[str, ...]:
         """That this actor was given, by the names that CUDA_VISIBLE_DEVICES takes."""
         return visible_gpus()
 
     def start(self, address: Address, spec: HostSpec) -> None:
+        """Called by a worker that holds the lock of this address: see Address.reach()."""
         address.start(spec)
 
     def exchange(self, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -38,8 +39,9 @@ class HostKeeper:
         self._end.wait()
 
     def leave(self) -> None:
+        """The run is over: the hosts of this node end."""
         end_hosts(self._use.folder)
-        self._use.leave()
+        self._use.leave()  # after the hosts, whose sockets are in the folder
         self._end.set()
 
 

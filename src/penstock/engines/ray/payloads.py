@@ -54,7 +54,7 @@ class StorePayload:
         return InStore(import_ray().get(self.ref), self.rows, self.size).read()
 
     def release(self) -> None:
-        self.ref = None
+        self.ref = None  # the driver's only reference: Ray frees the rows, when no call uses them
 
     def __getstate__(self) -> tuple[int, int]:
         return self.rows, self.size  # what it refers to goes beside it
@@ -74,7 +74,7 @@ def _buffer(chunk: Chunk) -> np.ndarray[Any, Any]:
     if chunk.data is not None:
         return np.frombuffer(chunk.data, np.uint8)
     assert isinstance(chunk.file, AnonymousFile)
-    mapped = mmap.mmap(chunk.file.fd, 0, prot=mmap.PROT_READ)
+    mapped = mmap.mmap(chunk.file.fd, 0, prot=mmap.PROT_READ)  # outlives the descriptor, which _emptied() lets go of
     return np.frombuffer(mapped, np.uint8, chunk.size, chunk.offset)
 
 

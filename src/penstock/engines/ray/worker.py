@@ -64,7 +64,8 @@ class RayWorker:
         self._sessions = ProcessSessions(Metrics(), around)
         self.share(nodes)
         self._keeper: Any = None
-        self._changed = threading.Condition()  # guards the keeper
+        self._changed = threading.Condition()  # guards the keeper; notified by settle(), for _start_host()
+        # From Ray's threads to ours; each waits for its future. None: a thread ends.
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
         self._executors = [Executor(programs, self._sessions, shipped) for _ in range(slots)]
         self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
@@ -81,7 +82,7 @@ class RayWorker:
     def settle(self, keeper: Any, gpus: tuple[str, ...], versions: object) -> Where:
         """Before any work, and when a keeper was lost: who starts the hosts of models on this node, and with which GPUs.
         versions: are known on this node, once this is called."""
-        with self._changed:
+        with self._changed:  # splits may be running: a host may be waited for
             self._keeper = keeper
             self._changed.notify_all()
         self._sessions.around = replace(self._sessions.around, gpus=gpus)
@@ -92,7 +93,7 @@ class RayWorker:
         """By the keeper; if it is gone, the driver starts another one."""
         ray = import_ray()
         while True:
-            keeper = self._keeper
+            keeper = self._keeper  # that which is asked: another one may be there when this one has failed
             try:
                 ray.get(keeper.start.remote(address, spec))
                 return
@@ -130,8 +131,8 @@ class RayWorker:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        self._sessions.close()
-        self._use.leave()
+        self._sessions.close()  # after the threads, which use its models
+        self._use.leave()  # last: the sessions' files are in the folder
 
     def _serve(self, executor: Executor) -> None:
         while (given := self._queue.get()) is not None:
@@ -140,4 +141,4 @@ class RayWorker:
                 answer.set_result(executor.run(work))
             except BaseException as exc:  # whoever waits must hear of it
                 answer.set_exception(exc)
-        executor.close()
+        executor.close()  # on the thread that ran the steps
