@@ -149,3 +149,9 @@ def test_all_that_a_server_prints_goes_to_a_file(tmp_path):
     server = start_server(command(log_file=str(tmp_path / "log")))
     server.close()
     wait_until(lambda: "the server starts" in (tmp_path / "log").read_text())
+
+
+def test_no_server_is_started_without_its_log(tmp_path, descendants):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        start_server(command(log_file=str(tmp_path / "nowhere" / "log")))
+    assert not descendants()

@@ -92,9 +92,8 @@ class ServerProcess:
 class ServerLog:
     """What a server prints: the last lines of it, and a file with all of it, if the user wants one."""
 
-    def __init__(self, printed: IO[bytes], path: str | None) -> None:
+    def __init__(self, printed: IO[bytes], file: IO[bytes] | None) -> None:
         self._lines: deque[bytes] = deque(maxlen=LOG_LINES)  # the reader appends, others copy: no lock
-        file = None if path is None else open(path, "ab", buffering=0)  # noqa: SIM115
         # It owns the pipe and the file, and ends when all who could write to the pipe are gone.
         self._reader = threading.Thread(target=_read, args=[printed, self._lines, file], daemon=True, name="server log")
         self._reader.start()
@@ -129,6 +128,7 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
     if command.key_variable is not None:
         own[command.key_variable] = key
     arguments = [argument.replace(PORT, str(port)) for argument in command.command]
+    file = None if command.log_file is None else open(command.log_file, "ab", buffering=0)  # noqa: SIM115  # before it starts
     guardian = subprocess.Popen(
         [sys.executable, "-I", server_guardian.__file__, *arguments],
         stdin=subprocess.PIPE,
@@ -138,7 +138,7 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
         start_new_session=True,  # it outlives the group of this process, to end the server
     )
     assert guardian.stdout is not None
-    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, command.log_file))
+    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, file))
     # The log is read from the start: a server whose pipe is full would wait, and never be ready.
     try:
         _await_ready(server, command, command.ready_url.replace(PORT, str(port)))

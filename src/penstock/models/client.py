@@ -106,10 +106,14 @@ class HostClient:
             if self._closed:
                 raise EngineError(f"step {self._spec.name!r}: the run has ended")
             self._in_flight[message.ticket] = message, segment  # first: _connect() sends all that is in it
-            if self._channel is None:
-                self._connect()
-            else:
-                self._send(message, [] if segment is None else [segment.fd])
+            try:
+                if self._channel is None:
+                    self._connect()
+                else:
+                    self._send(message, [] if segment is None else [segment.fd])
+            except BaseException:  # the caller has an error instead: these rows are not to be sent again
+                self._forget([message.ticket])
+                raise
             for owner, numbers in self._leases.take_freed().items():
                 self._send(Freed(owner, numbers))
 
@@ -151,18 +155,26 @@ class HostClient:
 
     def _connect(self) -> None:
         """Reach the host and tell it all that it should know."""
-        self._channel = Channel(self._address.reach(self._spec), plain=True)
-        # Lanes, then their rows, then who waits for which: the broker knows a ticket only after its rows.
+        channel = self._channel = Channel(self._address.reach(self._spec), plain=True)
+        try:
+            self._tell_all()
+        except BaseException:  # such as too many open files; nobody listens there yet, so that the next caller connects
+            self._channel = None
+            channel.close()
+            raise
+        # Else it is the listening thread that connects anew, and goes on with the new channel.
+        if self._thread is None or self._thread is not threading.current_thread():
+            self._thread = threading.Thread(target=self._listen, args=[channel], daemon=True)
+            self._thread.start()
+
+    def _tell_all(self) -> None:
+        """Lanes, then their rows, then who waits for which: the broker knows a ticket only after its rows."""
         for lane in self._lanes:
             self._send(Join(lane, self._model))
         for message, segment in self._in_flight.values():
             self._send(message, [] if segment is None else [segment.fd])
         for lane, ticket in self._waiting.items():
             self._send(Waits(lane, ticket))
-        # Else it is the listening thread that connects anew, and goes on with the new channel.
-        if self._thread is None or self._thread is not threading.current_thread():
-            self._thread = threading.Thread(target=self._listen, args=[self._channel], daemon=True)
-            self._thread.start()
 
     def _send(self, message: object, fds: Sequence[int] = ()) -> None:
         if self._channel is not None:

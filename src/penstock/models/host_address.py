@@ -177,7 +177,10 @@ class Address:
     def start(self, spec: HostSpec) -> None:
         """Start the host, as a child of this process. Called by one at a time: see reach()."""
         children = _children.setdefault(self.folder, [])
-        children[:] = [child for child in children if child.poll() is None]  # takes the exit codes of the others
+        for child in [*children]:  # takes the exit codes of those that have ended; hosts of other names may start meanwhile
+            if child.poll() is not None:
+                with contextlib.suppress(ValueError):
+                    children.remove(child)
         children.append(self._started(spec))
 
     def _started(self, spec: HostSpec) -> subprocess.Popen[bytes]:
