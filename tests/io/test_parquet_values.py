@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import OutputError
 from penstock.failures import Failure
 from penstock.io.parquet_writing import GROUP_ROWS
-from test_io_parquet import written
+from test_parquet import written
 
 NOON = datetime(2024, 2, 29, 12, 30, 0, 5)
 

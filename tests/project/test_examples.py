@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ELSEWHERE = {"embed_texts", "label_reviews"}
 PRINTED = {
     "score_csv": [

@@ -94,7 +94,7 @@ JOB = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_io_parquet_schema import late_text, run
+from test_parquet_schema import late_text, run
 run(Path(sys.argv[2]), late_text, workers=0, run_dir=Path(sys.argv[2], "run"))
 """
 

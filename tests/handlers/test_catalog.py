@@ -19,7 +19,7 @@ from penstock.errors import MissingPackageError
 from penstock.handlers import catalog
 from penstock.handlers.catalog import FAMILIES, HandlerFamily, Need
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(penstock.__file__).parent / "handlers"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

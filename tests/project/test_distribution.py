@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTHONS = ["3.11", "3.12", "3.13"]
 PROGRAM = """
 import importlib.metadata, sys

@@ -28,6 +28,7 @@ X = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
 WEIGHTS = np.array([[1.0], [-2.0], [0.5]], np.float32)
 EXPECTED = X @ WEIGHTS + 3
 ROWS = [{"id": at, **dict(zip("abc", map(float, row), strict=True))} for at, row in enumerate(X)]
+PACKAGES = Path(__file__).resolve().parents[1] / "project" / "tensorflow_packages.json"
 PAIRS = [{"n": at % 8, "vector": [at / 2, 1.0]} for at in range(7)]
 
 
@@ -191,11 +192,11 @@ def test_a_model_that_changes_while_a_pipeline_runs(kind: str, tmp_path: Path) -
 
 
 def test_what_tensorflow_needs_is_what_the_test_of_extras_says() -> None:
-    """tests/test_extras.py resolves with it, where TensorFlow is not installed."""
-    known = json.loads(Path(__file__).with_name("tensorflow_packages.json").read_text())
+    """tests/project/test_extras.py resolves with it, where TensorFlow is not installed."""
+    known = json.loads(PACKAGES.read_text())
     installed = metadata.distribution("tensorflow-cpu")
     needs = [need for need in installed.requires or [] if "extra ==" not in need]
-    assert [installed.version, needs] == known["tensorflow"], "write what is installed into tests/tensorflow_packages.json"
+    assert [installed.version, needs] == known["tensorflow"], f"write what is installed into {PACKAGES}"
 
 
 def test_describing_a_model_imports_no_framework() -> None:

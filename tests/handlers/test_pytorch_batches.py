@@ -163,7 +163,7 @@ def test_a_compiled_model(linear: dict[str, Any]) -> None:
 AUTOCAST = """
 import sys, torch
 sys.path.insert(0, sys.argv[2])
-from test_handlers_pytorch_batches import Linear, X
+from test_pytorch_batches import Linear, X
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 handler = PytorchModelHandlerTensor(model_class=Linear, state_dict_path=sys.argv[1], autocast="bfloat16")
 answers = handler.run_inference(list(X), handler.load_model())

@@ -20,7 +20,7 @@ from penstock.io.merged_types import merged
 from penstock.io.parquet import WriteToParquet
 from penstock.io.parquet_writing import ParquetSink
 from penstock.io.sink import Part
-from test_io_parquet import rows, source_of, written
+from test_parquet import rows, source_of, written
 
 F32 = pa.float32()
 LIST = pa.list_(F32)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.models.version_files import Status, VersionFiles
-from penstock.models.versions import KEPT, ORIGINAL, REPLACED, Rollout, Trial, TrialRule, Version, Wanted, wanted_of
+from penstock.models.versions import KEPT, ORIGINAL, REPLACED, Rollout, Trial, TrialRule, Wanted
 
 RULE = TrialRule(share=0.1, rows=100, max_error_rate=0.02)
 
@@ -109,43 +104,3 @@ def test_one_that_cannot_be_tried_is_not_wanted_any_more():
     assert made.wanted == Wanted((ORIGINAL,))
     assert made.announce("m1", "m1", "") is None, "it is tried again when its file changes"
     assert made.announce("m1", "m1", "changed") is not None
-
-
-def test_what_is_wanted_is_read_as_it_was_written(tmp_path):
-    files = VersionFiles(str(tmp_path / "private" / "run"), "step 's'")
-    assert files.mark() is None
-    assert files.wanted() == {}
-    wanted = {"": Wanted((Version(2, "p", "id", "s"), ORIGINAL), Version(3, "q", None, ""), 0.25)}
-    files.publish(wanted)
-    first = files.mark()
-    assert files.wanted() == wanted
-    assert wanted_of(files.wanted(), "another") == Wanted()
-    files.publish({})
-    assert files.mark() != first
-    assert os.listdir(files.folder) == [f"{os.path.basename(files._stem)}.versions"], "nothing half-written is left"
-
-
-def test_reports_of_processes_are_read_as_they_were_written(tmp_path):
-    files = VersionFiles(str(tmp_path / "private" / "run"), "step 's'")
-    files.publish({})
-    status = Status({"": {2: "how"}}, {"k": {1: "why"}}, {"": {3: Trial(10, 1)}})
-    files.report(status)
-    assert files.reports() == {str(os.getpid()): status}
-    VersionFiles(str(tmp_path / "gone" / "run"), "s").report(status)  # the run is over: nobody reads it
-
-
-def test_who_died_at_work_on_a_version_is_seen(tmp_path):
-    files = VersionFiles(str(tmp_path / "private" / "run"), "step 's'")
-    files.publish({})
-    version = Version(4, "p")
-    with files.at_work(version, "load", 3):
-        assert files.deaths(version, "load") == [], "this process lives"
-    script = (
-        "import os, sys; from penstock.models.version_files import *; from penstock.models.versions import *\n"
-        "with VersionFiles(*eval(sys.argv[1])).at_work(Version(4), 'load', 7): os._exit(9)"
-    )
-    told = json.dumps([files.folder, files.key])
-    assert subprocess.run([sys.executable, "-c", script, told], check=False).returncode == 9
-    assert files.deaths(version, "load") == [7]
-    assert files.deaths(version, "trial") == []
-    assert files.deaths(Version(5), "load") == []

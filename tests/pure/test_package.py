@@ -1,18 +1,15 @@
-"""The package as a whole: its public face, what importing it costs, and which layer may know which."""
+"""The package as a whole: which layer may know which, and what has one name."""
 
 from __future__ import annotations
 
 import ast
 import collections
+import functools
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import penstock
-import penstock.beam
-import penstock.testing
 from penstock import errors
 
 SOURCE = Path(penstock.__file__).parent
@@ -151,23 +148,26 @@ def layer_of(module: str) -> str:
     return inner if inner in LAYERS else parts[0]
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def runtime_imports(path):
     """The parts of penstock that a file imports, except for type checking only."""
-    tree = ast.parse(path.read_text())
-    guarded = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in guarded:
+    found, waiting = [], [tree_of(path)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            if name.startswith("penstock."):
-                yield name.removeprefix("penstock.")
+        found += [name.removeprefix("penstock.") for name in names if name.startswith("penstock.")]
+        waiting += [
+            each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case)
+        ]
+    return found
 
 
 def drawn_tree(text):
@@ -182,7 +182,7 @@ def drawn_tree(text):
 
 def test_the_drawn_tree_of_errors_is_the_tree():
     for path in SOURCE.rglob("*.py"):  # an error may stand anywhere
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         names = [each.name for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
         if path.name != "errors.py":
             assert [name for name in names if name.endswith("Error")] == [], f"{path.name}: errors stand in errors.py"
@@ -232,81 +232,11 @@ def test_what_decides_imports_nothing_that_acts():
     assert len(modules) >= len(PURE)
     wrong = []
     for path in modules:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             wrong += [f"{path.relative_to(SOURCE)}: {name}" for name in names if name.split(".")[0] in ACTING]
     assert wrong == []
-
-
-def test_all_is_sorted_and_complete():
-    for module in (penstock, penstock.beam, penstock.testing):
-        for name in module.__all__:
-            getattr(module, name)  # some are imported now
-        public = {name for name, value in vars(module).items() if not name.startswith("_") and not is_module(value)}
-        assert list(module.__all__) == sorted(module.__all__)
-        assert set(module.__all__) - {"__version__"} == public
-
-
-def without_docstrings(name, public):
-    """Names of what has none: the class or function, and methods that a class defines and no base describes."""
-    text = public.__doc__ or ""
-    if not text or text.startswith(f"{public.__name__}("):  # a dataclass has one that only repeats its fields
-        yield name
-    for own in vars(public) if isinstance(public, type) else ():
-        member = getattr(public, own)
-        if not own.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
-            yield from [] if inspect.getdoc(member) else [f"{name}.{own}"]
-
-
-def test_everything_public_has_a_docstring():
-    named = {f"{m.__name__}.{n}": getattr(m, n) for m in (penstock, penstock.beam, penstock.testing) for n in m.__all__}
-    ours = {name: value for name, value in named.items() if getattr(value, "__module__", "").startswith("penstock")}
-    public = {name: value for name, value in ours.items() if isinstance(value, type) or inspect.isroutine(value)}
-    assert [found for name, value in public.items() for found in without_docstrings(name, value)] == []
-
-
-def is_module(value):
-    return type(value).__name__ == "module"
-
-
-def test_importing_penstock_imports_no_framework():
-    script = "import sys, penstock; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {
-        "torch",
-        "sklearn",
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "fsspec",
-        "ray",
-        "apache_beam",
-        "transformers",
-        "sqlalchemy",
-        "mlflow",
-        "psycopg",
-        "multiprocessing",
-        "httpx",
-    }
-    assert "penstock" in loaded
-    assert heavy & set(loaded) == set()
-
-
-def test_importing_penstock_imports_no_engine_and_no_model_host():
-    """What takes most of the time of an import, and is for a run."""
-    script = "import sys, penstock; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    later = ("engines", "run", "steps", "journal", "models", "inference", "remote", "transport", "handlers", "io.parquet")
-    assert [name for name in loaded if name.startswith(tuple(f"penstock.{each}" for each in later))] == []
-    assert not {"cloudpickle", "asyncio", "socket", "subprocess", "sqlite3", "logging", "argparse", "json"} & set(loaded)
-
-
-def test_importing_the_handlers_of_hugging_face_imports_no_framework():
-    script = "import sys, penstock.handlers.huggingface; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert "penstock.handlers.huggingface_pipelines" in loaded
-    assert not {"torch", "transformers", "sentence_transformers", "sklearn", "pandas"} & set(loaded)
 
 
 def test_settings_of_handlers_are_the_arguments_of_a_handler():
@@ -327,7 +257,7 @@ def test_no_two_classes_have_one_name():
     homes = collections.defaultdict(list)
     for path in SOURCE.rglob("*.py"):
         if path.parent.name != "beam":
-            for node in ast.parse(path.read_text()).body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes[node.name].append(path.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from penstock.version import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "beam"
 RECIPE = (EXAMPLE / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -29,7 +29,7 @@ import pytest
 
 import penstock
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = {"tensorflow.md": "tensorflow"}  # pages whose package has an environment of its own: make test-tensorflow
 PROSE = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/beam/README.md"))]
@@ -272,7 +272,7 @@ def test_the_readme_lists_every_extra() -> None:
 def test_every_option_and_flag_is_on_the_page_of_options() -> None:
     page = (ROOT / "docs" / "reference" / "execution.md").read_text()
     options = {field.name for field in dataclasses.fields(penstock.RunOptions)}
-    flags = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "tests" / "help" / "run.txt").read_text())) - {"--help"}
+    flags = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "tests" / "project" / "help" / "run.txt").read_text())) - {"--help"}
     said = set(re.findall(r"`([a-z_-]+)", page))
     missing = (options | {flag for flag in flags if not flag.startswith("--no-")}) - said
     assert not missing, f"docs/reference/execution.md says nothing of {sorted(missing)}"

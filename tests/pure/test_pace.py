@@ -5,16 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import multiprocessing
 import random
 
 import pytest
 
 from penstock.errors import UsageError
-from penstock.remote.nodes import Nodes, tell
 from penstock.remote.pace import BACKOFF, LEAST, PaceRules, RequestPace, backoff
 from penstock.remote.rules import AskingRules, retry_after
-from penstock.remote.shared_pace import SharedPace
 
 START = 1000.0  # of the clock: that of a system does not begin at 0 either
 
@@ -195,49 +192,3 @@ def test_wrong_limits_are_refused():
     for name in ("requests_per_minute", "tokens_per_minute", "throttle_delay_secs", "max_outage_secs"):
         with pytest.raises(UsageError, match=f"{name}=-1: expected"):
             AskingRules(**{name: -1})
-
-
-def _ask_many(path, times, results):
-    pace = SharedPace(PaceRules(requests_per_minute=60_000), path, clock=lambda: 5.0)
-    results.put(sum(pace.ask() == 0 for _ in range(times)))
-
-
-def test_processes_share_one_pace(tmp_path):
-    """At a clock that stands still, all of them together are let through as often as one would be."""
-    path = str(tmp_path / "pace")
-    alone = SharedPace(PaceRules(requests_per_minute=60_000), clock=lambda: 5.0)
-    allowed = sum(alone.ask() == 0 for _ in range(2000))
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_ask_many, args=[path, 500, results]) for _ in range(3)]
-    for process in processes:
-        process.start()
-    granted = sum(results.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join()
-    assert granted == allowed > 1
-
-
-def test_nodes_of_a_cluster_share_the_limits(tmp_path):
-    """As they come and go: each sends its part of what may be sent in all."""
-    now = [START]
-    path = str(tmp_path / "nodes")
-    tell(path, 4)
-    nodes = Nodes(path, lambda: now[0])
-    rules = PaceRules(requests_per_minute=6000, tokens_per_minute=1000)
-    pace = SharedPace(rules, clock=lambda: now[0], nodes=nodes)
-
-    def sent(seconds):
-        before, end = 0, now[0] + seconds
-        while now[0] < end:
-            if wait := pace.ask():
-                now[0] += wait
-            else:
-                before += 1
-        return before
-
-    assert sent(10.0) == pytest.approx(250, abs=5)
-    assert pace.rules == PaceRules(requests_per_minute=1500, tokens_per_minute=250)
-    tell(path, 2)
-    assert sent(10.0) == pytest.approx(500, abs=30)  # it is seen after a second
-    assert SharedPace(rules).rules is rules
