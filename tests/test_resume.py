@@ -23,6 +23,7 @@ import pytest
 import xxhash
 
 import penstock as ps
+from kills.in_every_process import durable_steps
 from penstock.errors import EngineError, OutputError, PenstockError, RunChangedError, StepError, TransientError, UsageError
 from penstock.io import folders
 from penstock.io.files import list_files
@@ -289,14 +290,13 @@ REPLACING = """
 import importlib.metadata, os, sys, traceback
 import fsspec.implementations.local
 import penstock as ps, penstock.journal.journaled, penstock.io.lines
-from penstock import crashes
+import durable_steps
 
 importlib.metadata.distributions = lambda: ()  # to read what is known of all packages takes longer than the run
 
 def run(folder, crash_at):
     os.chdir(folder)
-    os.environ["PENSTOCK_CRASH_AT"] = crash_at
-    crashes.become("coordinator")
+    durable_steps.aim(crash_at)
     p = ps.Pipeline(run_dir="run", workers=0)
     p | ps.ReadFromText("in/*.txt") | ps.WriteToText("out", overwrite=True)
     p.run()
@@ -327,7 +327,8 @@ def test_a_kill_at_each_step_of_a_run_that_replaces_an_output(memory):
     """In particular between the renames at the end, and before what is left of the old output is removed. The processes are
     forked from one that has imported all: importing, and waiting for the disk, took nearly all of the time."""
     command = [sys.executable, "-c", REPLACING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    environment = durable_steps.environment()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
 
         def run(folder, crash_at=""):
             server.stdin.write(f"{folder}|{crash_at}\n")

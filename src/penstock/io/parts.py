@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.blocks import Block, row_count
-from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
@@ -264,7 +263,6 @@ class FileWriter(Writer[T]):
         file = self._file
         if file is None:
             return None
-        crash_point()
         size = file.tell()
         fs, inner = store_of(self.places.aside, OutputError)
         if is_local(fs):
@@ -273,7 +271,6 @@ class FileWriter(Writer[T]):
         file.close()
         if is_local(fs) and self.places.journaled:
             sync_folder(os.path.dirname(inner))
-        crash_point()
         digest = file.xxh128.hexdigest() if isinstance(file, _Digested) else None
         return FilePart(self.places.aside, self.places.final, size, digest)
 
@@ -313,6 +310,4 @@ def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
         fs.mv(aside, final)
         return
     os.replace(aside, final)
-    crash_point()
     sync_folder(os.path.dirname(final))
-    crash_point()

@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import xxh128_of
 from penstock.io.records import listed
@@ -73,7 +72,6 @@ class SqlTable:
     def publish(self, token: SqlPart) -> None:
         """The rows of a part and its mark, together, unless the mark is there."""
         self.database.transact(lambda connection: self._publish(connection, token), self._doing(token), again=True)
-        crash_point()
 
     def is_there(self) -> bool:
         return self.database.look(lambda connection: self._has(connection, self.name), self._looking, absent=False)
@@ -144,7 +142,6 @@ class SqlTable:
         )
         copy = copy_to_postgres if self.database.is_postgres else insert_into_sqlite
         copy(connection, into, spooled(token.spool))
-        crash_point()
 
     def _mark(self, connection: sa.Connection, token: SqlPart) -> bool:
         """Leave the part's mark; False if it is there. Waits for whoever is copying the same part."""

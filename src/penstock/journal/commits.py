@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
 from penstock.journal.digests import Digests
@@ -150,9 +149,7 @@ class SplitBySplit(RunOutputs):
             if after != before:
                 changed.append((split, after))
         if changed:
-            crash_point()
             self._journal.prepare_again(changed)
-            crash_point()
 
     def _described(self, part: FinishedPart) -> PreparedPart:
         """A part as the journal has it: its sink is known by its place there."""

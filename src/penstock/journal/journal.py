@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
@@ -79,12 +78,9 @@ class Journal:
                 remove(new)
                 raise
             journal.close()
-            crash_point()
             settle(path)
             os.replace(new, path)
-            crash_point()
             sync_folder(folder)
-            crash_point()
         return cls.open(folder)
 
     @classmethod
@@ -231,7 +227,6 @@ class Journal:
         files: Iterable[tuple[str, str, InputFile]],
     ) -> None:
         self._db.make_tables(_TABLES)
-        crash_point()
         with self._db.transaction():
             for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
                 self._db.set(name, value)

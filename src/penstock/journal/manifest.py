@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError, UsageError
 from penstock.io.digests import sha256_of
 from penstock.io.files import without_secrets
@@ -79,9 +78,7 @@ def write_manifest(journal: Journal) -> None:
             file.write(f"{json.dumps(make_manifest(journal), indent=1)}\n")
             file.flush()
             os.fsync(file.fileno())
-        crash_point()
         os.replace(f"{path}.new", path)
-        crash_point()
     except OSError as exc:
         raise EngineError(
             f"{path} cannot be written: {exc.strerror}; put that right and run the same command again"
