@@ -132,7 +132,9 @@ def test_a_part_is_published_again_after_its_spool_is_gone(database: TestDatabas
     sink.prepare("run")
     first, second = write_part(sink, "00000", numbered(1)), write_part(sink, "00001", numbered(2))
     sink.publish(first)
+    assert sink.missing([], [first, second]) == []
     sink.finish("run", True)
+    assert sink.missing([], [first, second]) == [second.spool], "the mark of the first is there"
     sink.publish(first)
     assert ids(database) == [1]
     with pytest.raises(OutputError, match="00001-1.arrow: the finished part is gone"):

@@ -76,8 +76,8 @@ class SqlTable:
     def is_there(self) -> bool:
         return self.database.look(lambda connection: self._has(connection, self.name), self._looking, absent=False)
 
-    def marked(self, runs: Collection[str] | None = None) -> dict[tuple[str, str], int]:
-        """The parts of these runs, or of all, that the table has by their marks: their rows, by run and part."""
+    def marked(self, runs: Collection[str]) -> dict[tuple[str, str], int]:
+        """The parts of these runs that the table has by their marks: their rows, by run and part."""
         return self.database.look(lambda connection: self._marked(connection, runs), self._looking, absent={})
 
     @property
@@ -155,13 +155,12 @@ class SqlTable:
         connection.execute(sa.insert(self._marks).values(values))  # in SQLite this transaction is the only one
         return True
 
-    def _marked(self, connection: sa.Connection, runs: Collection[str] | None) -> dict[tuple[str, str], int]:
+    def _marked(self, connection: sa.Connection, runs: Collection[str]) -> dict[tuple[str, str], int]:
         if not (self._has(connection, MARKS) and self._has(connection, self.name)):
             return {}
         marks = self._marks.c
-        query = sa.select(marks.run, marks.part, marks.rows).where(marks.target == self.full_name)
-        found = connection.execute(query if runs is None else query.where(marks.run.in_(runs)))
-        return {(run, part): rows for run, part, rows in found}
+        query = sa.select(marks.run, marks.part, marks.rows).where(marks.target == self.full_name, marks.run.in_(runs))
+        return {(run, part): rows for run, part, rows in connection.execute(query)}
 
     def _rows_of(self, connection: sa.Connection, run: str) -> int:
         """How many rows a run has put into the table, by its marks; the table need not be there any more."""

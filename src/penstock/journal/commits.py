@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
+from penstock.io.stored_sink import stored
 from penstock.journal.digests import Digests
 from penstock.journal.journal import Journal
 from penstock.journal.resuming import refuse_changed_input
@@ -183,10 +184,10 @@ class SplitBySplit(RunOutputs):
         self._clean()
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks:
-                sink.start_over(earlier)
+                stored(sink).start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
         check_not_read(self._sinks, self._session.inputs)
-        hold = any(sink.replaced() for sink in self._sinks)
+        hold = any(stored(sink).replaced() for sink in self._sinks)
         asides = own_folders(self._sinks, self._run)
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
 
@@ -197,10 +198,7 @@ class SplitBySplit(RunOutputs):
             sink.resume(self._run, note, published.get(place, ()))
 
     def _clean(self) -> None:
-        kept: dict[int, list[Any]] = {}
-        for _, parts in self._journal.splits.prepared():
-            for part in parts:
-                kept.setdefault(part.sink, []).append(part.token)
+        kept = self._journal.splits.prepared_tokens()
         for place, sink in enumerate(self._sinks):
             sink.clean(self._run, kept.get(place, ()))
 

@@ -21,7 +21,7 @@ from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
 from penstock.journal.database import JournalDatabase
-from penstock.journal.errors import journal_errors, reading
+from penstock.journal.errors import CLEAR, journal_errors, reading
 from penstock.journal.file import NAME, connect, reading_mode, remove, settle
 from penstock.journal.split_table import SplitTable
 from penstock.journal.values import name_of, storable
@@ -97,8 +97,7 @@ class Journal:
         if found != FORMAT:
             journal.close()
             raise EngineError(
-                f"{path}: was written by another version (format {found}, expected {FORMAT}); run it with that, or "
-                "start over with fresh=True or --fresh"
+                f"{path}: was written by another version (format {found}, expected {FORMAT}); run it with that; or {CLEAR}"
             )
         return journal
 
@@ -184,13 +183,6 @@ class Journal:
             self._put_files(files)
             self._db.executemany("DELETE FROM splits WHERE source = ? AND number = ? AND state = 'open'", removed)
             self.splits.add(added)
-
-    def reopen(self, splits: Iterable[SplitId]) -> None:
-        """These splits were prepared, and their parts are lost: they run again."""
-        with self._db.transaction():
-            for split in splits:
-                self._db.execute("DELETE FROM parts WHERE source = ? AND number = ?", split)
-                self._db.execute("UPDATE splits SET state = 'open', result = NULL WHERE source = ? AND number = ?", split)
 
     def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
         """These splits are done but for the publishing of their parts. From now on they are never run again."""

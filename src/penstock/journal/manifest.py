@@ -119,15 +119,6 @@ def is_told_finished(folder: str) -> bool:
         return False
 
 
-def told_run(folder: str) -> str | None:
-    """The id of the run, by the manifest in its folder; None if that cannot be read. It is there before any output is."""
-    try:
-        run = read_manifest(folder).get("run")
-    except UsageError:
-        return None
-    return run if isinstance(run, str) else None
-
-
 def _files(journal: Journal, role: str) -> list[dict[str, Any]]:
     return [
         {"step": owner, "path": without_secrets(file.path), "bytes": file.size, "modified": file.modified, "sha256": digest}
