@@ -164,9 +164,6 @@ class Renames(ps.Sink):
     def __init__(self, folder, at, act):
         self.folder, self.at, self.act = folder, at, act
 
-    def aside(self, run):
-        return ()
-
     def open(self, part):
         return Parts(part.name)
 

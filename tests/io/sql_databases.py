@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,17 @@ import pytest
 import sqlalchemy as sa
 
 import penstock as ps
+from kills.in_every_process import durable_steps
 from penstock.io.sql_spool import SqlPart
 from postgres_server import PASSWORD, postgres_server
 
 PUBLISH = """
 import json, os, sys
+import durable_steps
 import penstock as ps
 from penstock.io.sql_spool import SqlPart
+
+durable_steps.wrap_sql_commits()
 
 sink = ps.WriteToSql(os.environ["DATABASE_URL"], "answers", **json.loads(sys.argv[2])).sink
 token = SqlPart(*json.loads(sys.argv[1]))
@@ -114,7 +117,7 @@ def write_all(write: ps.Write[Any], *blocks: Any, run: str = "run") -> None:
 
 def publisher(database: TestDatabase, token: SqlPart, crash_at: str = "", **options: Any) -> subprocess.Popen[str]:
     """Another process that will publish a part when it is told to go on."""
-    environment = {**os.environ, "DATABASE_URL": database.url, "PENSTOCK_CRASH_AT": crash_at}
+    environment = {**durable_steps.environment(crash_at), "DATABASE_URL": database.url}
     command = [sys.executable, "-c", PUBLISH, json.dumps(token), json.dumps(options)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 

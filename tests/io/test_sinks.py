@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.blocks import rows_of
 from penstock.errors import InputError, OutputError
 from penstock.failures import Failure
@@ -351,6 +352,55 @@ class EagerSink(Sink[str]):
         return Eager(f"{self.path}/{part.name}.txt")
 
     def publish(self, token: Any) -> None: ...
+
+
+class FourMethods(Sink[str]):
+    """All that a sink must have, with those of its writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, part: Part) -> Writer[str]:
+        return LinesAside(f"{self.path}-{part.run}-{part.name}-{part.attempt}", f"{self.path}-{part.name}.txt")
+
+    def publish(self, token: tuple[str, str]) -> None:
+        if os.path.exists(token[0]) or not os.path.exists(token[1]):
+            os.replace(*token)
+
+
+class LinesAside(Writer[str]):
+    def __init__(self, aside: str, final: str) -> None:
+        self.token = aside, final
+        self.lines: list[str] = []
+
+    def write(self, block: Any) -> None:
+        self.lines += [f"{row}\n" for row in rows_of(block)]
+
+    def close(self) -> tuple[str, str] | None:
+        Path(self.token[0]).write_text("".join(self.lines))
+        return self.token if self.lines else None
+
+
+def test_four_methods_are_enough(tmp_path: Path) -> None:
+    def run() -> Any:
+        p = ps.Pipeline(run_dir=tmp_path / "run", workers=0)
+        p | ReadFromText(str(tmp_path / "in.txt")) | ps.Write(FourMethods(tmp_path / "out"))
+        return p.run()
+
+    def lines() -> list[str]:
+        return [line for path in sorted(tmp_path.glob("out-*.txt")) for line in path.read_text().splitlines()]
+
+    check_sink(FourMethods(tmp_path / "out"), lambda n: [f"{n}a", f"{n}b"], lines)
+    for path in tmp_path.glob("out-*"):
+        path.unlink()
+    (tmp_path / "in.txt").write_text("x\n" * 4000)
+    assert not run().was_finished
+    assert lines() == ["x"] * 4000
+    assert run().was_finished
+
+
+def test_a_sink_has_eight_methods_at_most() -> None:
+    assert len([name for name, value in vars(Sink).items() if callable(value) and not name.startswith("_")]) <= 8
 
 
 def test_check_sink_finds_a_sink_that_shows_rows_too_early(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as ps
+from kills.in_every_process import durable_steps
 from penstock.errors import OutputError
 from penstock.testing import check_sink
 from postgres_server import PASSWORD
@@ -131,7 +132,9 @@ def test_a_part_is_published_again_after_its_spool_is_gone(database: TestDatabas
     sink.prepare("run")
     first, second = write_part(sink, "00000", numbered(1)), write_part(sink, "00001", numbered(2))
     sink.publish(first)
+    assert sink.missing([], [first, second]) == []
     sink.finish("run", True)
+    assert sink.missing([], [first, second]) == [second.spool], "the mark of the first is there"
     sink.publish(first)
     assert ids(database) == [1]
     with pytest.raises(OutputError, match="00001-1.arrow: the finished part is gone"):
@@ -286,8 +289,10 @@ def test_memory_does_not_grow_with_the_part(database: TestDatabase) -> None:
 
 JOURNALED = """
 import os, sys
+import durable_steps
 import penstock as ps
 
+durable_steps.wrap_sql_commits()
 with ps.Pipeline(run_dir="run", workers=0) as p:
     rows = p | ps.ReadFromText("in.txt") | ps.Map(lambda line: {"id": int(line)})
     rows | ps.WriteToSql(os.environ["DATABASE_URL"], "answers", aside="aside")
@@ -298,12 +303,9 @@ def test_a_run_that_is_killed_again_and_again_goes_on(database: TestDatabase, tm
     (tmp_path / "in.txt").write_text("".join(f"{i}\n" for i in range(2000)))
     (tmp_path / "job.py").write_text(JOURNALED)
     deaths = 0
-    for place in range(9, 100, 2):  # another one in each process, and further than all the work of the last
-        environment = {
-            **os.environ,
-            "DATABASE_URL": database.url,
-            "PENSTOCK_CRASH_AT": f"coordinator:{place}:{tmp_path}/mark{place}",
-        }
+    for place in range(20, 200, 14):  # another one in each process, and further than all the work of the last
+        steps = durable_steps.environment(f"coordinator:{place}:{tmp_path}/mark{place}")
+        environment = {**steps, "DATABASE_URL": database.url}
         done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, capture_output=True, check=False)
         if done.returncode == 0:
             break

@@ -162,23 +162,17 @@ def test_verify_does_not_vouch_for_what_it_cannot_see(sqlite: TestDatabase) -> N
 # A fresh start where the journal cannot be read.
 
 
-def test_a_fresh_start_without_a_readable_journal_does_not_double_rows(database: TestDatabase) -> None:
-    write_all(ps.WriteToSql(database.url, "answers"), [{"id": -1}], run="another")
+def test_a_fresh_start_without_a_readable_journal_is_refused(database: TestDatabase) -> None:
     run(database)
-    [(own,)] = database.run("SELECT DISTINCT run FROM penstock_commits WHERE run <> 'another'")
     damage_the_journal()
-    with pytest.raises(EngineError, match=r"is damaged.*--fresh"):
-        run(database)
-    clear = f"DELETE FROM penstock_commits WHERE run IN ('{own}') AND target = 'answers'"
-    for _ in range(2):
-        with pytest.raises(OutputError, match=f"has {LINES} rows of the run {own}, whose journal cannot be read") as raised:
-            run(database, fresh=True)
-        assert clear in str(raised.value)
-    assert ids(database) == list(range(-1, LINES))
-    database.run("DELETE FROM answers WHERE id >= 0")
-    database.run(clear)
-    run(database, fresh=True)
-    assert ids(database) == list(range(-1, LINES))
+    for fresh in False, True:
+        with pytest.raises(EngineError, match=r"is damaged.*remove what the run has written .* and this run_dir, and run"):
+            run(database, fresh=fresh)
+    assert ids(database) == list(range(LINES))
+    database.run("DELETE FROM answers")
+    Path("run").rename("damaged")
+    run(database)
+    assert ids(database) == list(range(LINES))
 
 
 def test_a_fresh_start_from_a_journal_of_which_only_some_can_be_read(sqlite: TestDatabase) -> None:
@@ -190,29 +184,6 @@ def test_a_fresh_start_from_a_journal_of_which_only_some_can_be_read(sqlite: Tes
     with open("run/journal.db", "r+b") as file:
         file.seek((page - 1) * size)
         file.write(os.urandom(size))
-    with pytest.raises(OutputError, match="whose journal cannot be read"):
+    with pytest.raises(EngineError, match="is damaged"):
         run(sqlite, fresh=True)
-    sqlite.run("DROP TABLE answers")
-    run(sqlite, fresh=True)
     assert ids(sqlite) == list(range(LINES))
-
-
-def test_a_fresh_start_that_does_not_even_know_the_run(database: TestDatabase) -> None:
-    run(database)
-    damage_the_journal()
-    Path("run/manifest.json").write_text("{}")
-    [(own,)] = database.run("SELECT DISTINCT run FROM penstock_commits")
-    with pytest.raises(OutputError, match=rf"1 run\(s\), such as {own} \({LINES} rows\).*begin in another run_dir"):
-        run(database, fresh=True)
-    assert ids(database) == list(range(LINES))
-    database.run("DELETE FROM answers")
-    Path("run").rename("damaged")
-    run(database, fresh=True)  # what others have written to the table is no hindrance in an empty folder
-    assert ids(database) == list(range(LINES))
-
-
-def test_upserts_need_no_journal_to_start_over(database: TestDatabase) -> None:
-    run(database, upsert_by=["id"])
-    damage_the_journal()
-    run(database, upsert_by=["id"], fresh=True)
-    assert ids(database) == list(range(LINES))

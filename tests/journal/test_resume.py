@@ -23,6 +23,7 @@ import pytest
 import xxhash
 
 import penstock as ps
+from kills.in_every_process import durable_steps
 from penstock.errors import EngineError, OutputError, PenstockError, RunChangedError, StepError, TransientError, UsageError
 from penstock.io import folders
 from penstock.io.files import list_files
@@ -289,14 +290,13 @@ REPLACING = """
 import importlib.metadata, os, sys, traceback
 import fsspec.implementations.local
 import penstock as ps, penstock.journal.journaled, penstock.io.lines
-from penstock import crashes
+import durable_steps
 
 importlib.metadata.distributions = lambda: ()  # to read what is known of all packages takes longer than the run
 
 def run(folder, crash_at):
     os.chdir(folder)
-    os.environ["PENSTOCK_CRASH_AT"] = crash_at
-    crashes.become("coordinator")
+    durable_steps.aim(crash_at)
     p = ps.Pipeline(run_dir="run", workers=0)
     p | ps.ReadFromText("in/*.txt") | ps.WriteToText("out", overwrite=True)
     p.run()
@@ -327,7 +327,8 @@ def test_a_kill_at_each_step_of_a_run_that_replaces_an_output(memory):
     """In particular between the renames at the end, and before what is left of the old output is removed. The processes are
     forked from one that has imported all: importing, and waiting for the disk, took nearly all of the time."""
     command = [sys.executable, "-c", REPLACING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    environment = durable_steps.environment()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
 
         def run(folder, crash_at=""):
             server.stdin.write(f"{folder}|{crash_at}\n")
@@ -488,12 +489,12 @@ def test_a_journal_of_an_older_version_is_refused_with_what_to_do(folder):
     copied(folder)
     with contextlib.closing(sqlite3.connect(folder / "run" / "journal.db")) as journal, journal:
         journal.execute("UPDATE facts SET value = '1' WHERE name = 'format'")
-    with pytest.raises(
-        EngineError, match=r"another version \(format 1, expected 2\).*start over with fresh=True or --fresh"
-    ):
-        copied(folder)
+    for options in {}, {"fresh": True}:
+        with pytest.raises(EngineError, match=r"another version \(format 1, expected 2\).*remove what the run has written"):
+            copied(folder, **options)
     shutil.rmtree(folder / "out")
-    assert not copied(folder, fresh=True).was_finished
+    shutil.rmtree(folder / "run")
+    assert not copied(folder).was_finished
 
 
 def test_another_pipeline_is_refused(folder):
@@ -556,13 +557,16 @@ def test_a_damaged_journal_is_not_taken_for_none(folder):
     data = bytearray(journal.read_bytes())
     data[4096:] = os.urandom(len(data) - 4096)
     journal.write_bytes(data)
-    with pytest.raises(EngineError, match=r"is damaged.*--fresh"):
-        goes_on(folder)
+    before = lines_of(folder)
+    for options in {}, {"fresh": True}:  # nothing is known any more of who wrote what is there
+        with pytest.raises(EngineError, match=r"is damaged.*remove what the run has written .* and this run_dir, and run"):
+            copied(folder, **options)
+    assert lines_of(folder) == before
+    shutil.rmtree(folder / "run")
     with pytest.raises(OutputError, match="there already"):
-        copied(folder, fresh=True)  # nothing is known any more of who wrote that
-    for path in (folder / "out").iterdir():
-        path.unlink()
-    copied(folder, fresh=True)
+        copied(folder)
+    shutil.rmtree(folder / "out")
+    copied(folder)
     assert lines_of(folder) == inputs_of(folder)
 
 
@@ -1054,7 +1058,7 @@ def test_output_that_is_gone_is_not_taken_for_done(folder, is_finished):
         goes_on(folder)
 
 
-def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
+def test_a_part_that_is_gone_before_it_was_published_is_an_error(folder):
     (folder / "out").mkdir()
     (folder / "out" / "part-00000.txt").write_text("old\n")
 
@@ -1063,20 +1067,27 @@ def test_parts_that_are_lost_before_they_were_published_are_made_again(folder):
     [aside] = [path for path in (folder / "out").iterdir() if path.is_dir()]
     parts = [path for path in aside.iterdir() if not path.name.startswith(".")]
     assert len(parts) > 1, "splits that are prepared wait for the others"
+    content = parts[0].read_bytes()
     parts[0].unlink()
+    gone = rf"1 part\(s\) that this run has written are gone or changed, such as {parts[0]}; restore them, or .*--fresh"
+    for _ in range(2):
+        with pytest.raises(OutputError, match=gone):
+            replacing(folder, None, accept_changes=("code",))
+    assert lines_of(folder) == ["old"]
+    parts[0].write_bytes(content)
     replacing(folder, None, accept_changes=("code",))
     assert lines_of(folder) == inputs_of(folder)
 
 
-def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_lost(tmp_path, monkeypatch):
+def test_a_fresh_start_replaces_a_part_whose_split_has_lost_another(tmp_path, monkeypatch):
     class Away(JsonlSink):
         def publish(self, token):
             if not (tmp_path / "back").exists():
                 raise ConnectionError("the store is away")
             super().publish(token)
 
-    def run(answer):
-        p = ps.Pipeline(run_dir=tmp_path / "run")
+    def run(answer, **options):
+        p = ps.Pipeline(run_dir=tmp_path / "run", **options)
         rows = p | ps.Create([1]) | ps.Map(lambda row: {"answer": os.environ["ANSWER"]})
         rows | ps.WriteToJsonl(tmp_path / "first")
         rows | ps.Write(Away(str(tmp_path / "second"), False))
@@ -1089,7 +1100,9 @@ def test_a_part_that_was_published_is_taken_back_where_another_of_its_split_is_l
     for part in (tmp_path / "second").glob(".penstock-*/*.jsonl"):
         part.unlink()
     (tmp_path / "back").touch()
-    run("bb")
+    with pytest.raises(OutputError, match=r"second: 1 part\(s\) that this run has written are gone"):
+        run("bb")
+    run("bb", fresh=True)
     for folder in "first", "second":
         assert (tmp_path / folder / "part-00000.jsonl").read_text() == '{"answer":"bb"}\n'
 
@@ -1366,11 +1379,11 @@ def test_splits_whose_class_is_gone(tmp_path, monkeypatch):
 def test_an_empty_journal_is_a_damaged_one(folder):
     begun(folder)
     (folder / "run" / "journal.db").write_bytes(b"")
-    with pytest.raises(EngineError, match=r"is damaged: .*no such table.*--fresh"):
+    with pytest.raises(EngineError, match=r"is damaged: .*no such table.*remove what"):
         goes_on(folder)
     told = penstock(folder, "status", "run")
     assert told.returncode == 1
-    assert re.fullmatch(r"penstock: the journal .* is damaged: .*--fresh\n", told.stderr)
+    assert re.fullmatch(r"penstock: the journal .* is damaged: .*run the same command again\n", told.stderr)
 
 
 def test_a_manifest_that_lacks_something(folder):

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import penstock as ps
-from penstock.errors import InputError, MissingInputError, OutputError, RunChangedError, StepError
+from penstock.errors import EngineError, InputError, MissingInputError, OutputError, RunChangedError, StepError
 from penstock.io.files import list_files
 from penstock.io.lines import TextSource
 from penstock.journal.run_dir import RunDir
@@ -272,7 +272,7 @@ def test_a_folder_whose_name_is_no_text(folder):
     assert sorted(os.listdir(folder / name)) == ["journal.db", "lock", "manifest.json"]
 
 
-def test_a_fresh_start_after_a_damaged_journal_leaves_nothing_aside(folder):
+def test_a_fresh_start_after_a_damaged_journal_removes_nothing(folder):
     def stop(row):
         return {"id": row["id"], "n": 1 // (row["id"] != "1-1000")}
 
@@ -282,13 +282,16 @@ def test_a_fresh_start_after_a_damaged_journal_leaves_nothing_aside(folder):
     (folder / "out" / "part-00000.jsonl").write_text('{"id": "old"}\n')
     with pytest.raises(StepError):
         p.run()
-    assert [name for name in os.listdir(folder / "out") if name.startswith(".penstock")], "what is held back"
+    [aside] = (folder / "out").glob(".penstock-*")
+    held_back = sorted(os.listdir(aside))
+    assert held_back
     (folder / "run" / "journal.db").write_bytes(b"no journal" * 1000)
     p = ps.Pipeline(run_dir=folder / "run", workers=0, fresh=True)
     p | ps.ReadFromJsonl(folder / "in") | ps.Map(lambda row: row) | ps.WriteToJsonl(folder / "out", overwrite=True)
-    p.run()
-    assert not [name for name in os.listdir(folder / "out") if name.startswith(".")]
-    assert ids(folder) == ids(folder, "in")
+    with pytest.raises(EngineError, match=r"is damaged.*folders named \.penstock-\* in its output"):
+        p.run()
+    assert sorted(os.listdir(aside)) == held_back
+    assert ids(folder) == ["old"]
 
 
 def test_splits_of_a_run_with_a_journal_are_small(tmp_path):

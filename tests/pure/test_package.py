@@ -36,10 +36,10 @@ LAYERS = {
     "engines": {"engines.local"},
     "engines.ray": {
         *("engines.local", "journal", "run", "steps", "inference", "io", "models", "observe", "pipeline", "options"),
-        *("remote", "transport", "crashes", "blocks", "errors", "version"),
+        *("remote", "transport", "blocks", "errors", "version"),
     },
     "engines.local": {
-        *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport", "crashes"),
+        *("journal", "run", "inference", "models", "observe", "pipeline", "options", "transport"),
     },
     "journal": {
         *(
@@ -55,7 +55,7 @@ LAYERS = {
             "options",
             "transport",
         ),
-        *("crashes", "version", *BASE),
+        *("version", *BASE),
     },
     "journal.identity": {"run", "steps", "inference", "io", "pipeline", *BASE},
     "run": {
@@ -88,7 +88,7 @@ LAYERS = {
         *BASE,
     },
     "remote": {"errors"},
-    "io": {"pipeline", "crashes", *BASE},
+    "io": {"pipeline", *BASE},
     "pipeline": {"batching", "display", "options", "retry", "failures", "rows", "errors"},
     "models": {"batching", "observe", "transport", *BASE},
     "window": {"pipeline", "errors"},
@@ -107,7 +107,6 @@ LAYERS = {
     "row_copies": {"blocks"},
     "rows": {"forks", "errors"},
     "forks": set(),
-    "crashes": set(),
     "errors": set(),
     "version": set(),
 }

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.blocks import Block, row_count
-from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
 from penstock.io.folders import make_folder, missing_folders, sync_folder
-from penstock.io.sink import APPLIED_TWICE, Part, Sink, Writer
+from penstock.io.sink import APPLIED_TWICE, Part, Writer
+from penstock.io.stored_sink import StoredSink
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class FilePart(NamedTuple):
     again: bool = False  # it takes the place of an earlier form of itself, which may have been published
 
 
-class FileSink(Sink[T]):
+class FileSink(StoredSink[T]):
     """Part files in one folder, one for each split. A format gives the suffix and, in open(), its writer.
 
     All but open() is called on one object, in the user's process; open() on copies of it.
@@ -100,19 +100,10 @@ class FileSink(Sink[T]):
     def details(self, token: FilePart) -> dict[str, Any]:
         return {"path": without_secrets(token.final), "bytes": token.bytes, "xxh128": token.xxh128}
 
-    def has(self, token: FilePart) -> bool:
-        fs, aside = store_of(token.aside, OutputError)
-        fs.invalidate_cache()
-        return fs.exists(aside) or self._is_there(fs, token)
-
-    def withdraw(self, token: FilePart) -> None:
-        fs, final = store_of(token.final, OutputError)
-        if self._is_there(fs, token) or (token.again and fs.exists(final)):
-            fs.rm_file(final)
-
-    def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
+    def missing(self, published: Sequence[Mapping[str, Any]], prepared: Sequence[FilePart] = ()) -> list[str]:
         with self._writable() as (fs, folder):
-            return sorted(name for name, _ in set(self._sizes(published)) - self._parts_in(fs, folder).items())
+            gone = sorted(name for name, _ in set(self._sizes(published)) - self._parts_in(fs, folder).items())
+            return gone + [without_secrets(token.aside) for token in prepared if not self._can_publish(fs, token)]
 
     def replaced(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self._old]
@@ -187,6 +178,9 @@ class FileSink(Sink[T]):
 
     def _may_replace(self, fs: Any, token: FilePart) -> bool:
         return self.overwrite or token.again or short_name(token.final) in self._old or self._is_there(fs, token)
+
+    def _can_publish(self, fs: Any, token: FilePart) -> bool:
+        return fs.exists(store_of(token.aside, OutputError)[1]) or self._is_there(fs, token)
 
     def _is_there(self, fs: Any, token: FilePart) -> bool:
         """Whether the part has been published: not only a file of that name."""
@@ -265,7 +259,6 @@ class FileWriter(Writer[T]):
         file = self._file
         if file is None:
             return None
-        crash_point()
         size = file.tell()
         fs, inner = store_of(self.places.aside, OutputError)
         if is_local(fs):
@@ -274,7 +267,6 @@ class FileWriter(Writer[T]):
         file.close()
         if is_local(fs) and self.places.journaled:
             sync_folder(os.path.dirname(inner))
-        crash_point()
         digest = file.xxh128.hexdigest() if isinstance(file, _Digested) else None
         return FilePart(self.places.aside, self.places.final, size, digest)
 
@@ -314,6 +306,4 @@ def _move(fs: Any, aside: str, final: str, *, replace: bool) -> None:
         fs.mv(aside, final)
         return
     os.replace(aside, final)
-    crash_point()
     sync_folder(os.path.dirname(final))
-    crash_point()

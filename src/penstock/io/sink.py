@@ -57,7 +57,6 @@ class Writer(Generic[T]):
 
     def abort(self) -> None:
         """Throw away what was written aside. Called instead of close() when the split failed."""
-        raise NotImplementedError
 
 
 class Sink(Generic[T]):
@@ -65,17 +64,13 @@ class Sink(Generic[T]):
 
     Nothing that a writer does is visible to readers. publish() makes one part visible, whole, and may be repeated.
 
-    A run: prepare() or resume(); then open() and the writer's methods in workers; unify() and publish(), each part as its
-    split is done if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's
-    process.
+    A run: prepare() or resume(); then open() and the writer's methods in workers; publish(), each part as its split is done
+    if the run has a journal, else all of them at the end; finish(). All but open() are called in the user's process.
+    open() and publish() are enough, with write() and close() of the writer.
     """
 
     takes_columns = False  # whether its writers take pyarrow Tables as they are, and make no rows of them
     delivery = "exactly once"  # or "at least once": publish() cannot be repeated, so a resumed run may write rows twice
-
-    def keep_in(self, folder: str) -> None:
-        """Called first of all if the run has a journal: what must outlive this process may be kept in that folder, which
-        may not be there yet."""
 
     def prepare(self, run: str) -> Any:
         """Check, before anything starts, that this can be written. Raise OutputError when it cannot.
@@ -88,24 +83,9 @@ class Sink(Generic[T]):
         """Called instead of prepare() when an earlier process has started the run: with what prepare() returned there, and
         the details() of the parts that are published already."""
 
-    def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Called before prepare() when an earlier run is forgotten, with the details() of what that has published: these
-        parts may be replaced. Raise OutputError when they cannot be."""
-
-    def start_over_blindly(self, run: str | None) -> None:
-        """Called instead of start_over() when the journal of the earlier run cannot be read: what that has published
-        is not known, at most the run's id. Raise OutputError if its rows could be there twice in the end; a sink whose
-        prepare() refuses what is there already need not."""
-
     def open(self, part: Part) -> Writer[T]:
         """Start one part aside. In a worker."""
         raise NotImplementedError
-
-    def unify(self, tokens: Sequence[Any]) -> Sequence[Any]:
-        """Called before parts are published, and with all of them before the run ends: return them as they are to be, in the
-        same order. Raise OutputError if they do not go together, or not with those of earlier calls. A part that is
-        returned with another token is published, or published again, by that one."""
-        return tokens
 
     def publish(self, token: Any) -> None:
         """Make a part visible under its final name; doing it twice, also in two processes, leaves one result."""
@@ -115,33 +95,11 @@ class Sink(Generic[T]):
         """A part for the manifest, in JSON: of a file its path, bytes and xxh128. Never a secret."""
         return {}
 
-    def has(self, token: Any) -> bool:
-        """Whether publish() can be done, or has been: the part is where it was written, or where it was to go."""
-        return True
-
-    def withdraw(self, token: Any) -> None:
-        """Take back a part that may have been published: its split is not done, and runs again because another of its
-        parts is lost. A sink whose publish() knows the part again need not."""
-
-    def missing(self, published: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-        """Which parts are gone, of those that were published; by their details()."""
-        return ()
-
-    def replaced(self) -> Collection[str]:
-        """The files of an earlier output, after prepare() or resume(): they stay in place until the whole run is done, and
-        are replaced then."""
-        return ()
-
     def clean(self, run: str, keep: Collection[Any] = ()) -> None:
         """Remove unpublished files of the run, except the parts with these tokens. Called when a run stops or is resumed."""
 
     def finish(self, run: str, published: bool) -> None:
         """The run is over and will not be resumed: remove all that is aside. `published` tells whether it succeeded."""
-
-    def aside(self, run: str) -> Sequence[str]:
-        """Local folders that hold this run's unpublished parts, to be removed if this process is killed. Those without the
-        run's id in their path are left alone."""
-        return ()
 
     def describe(self) -> str:
         """Where the rows go, for messages: a path, a table. Never a secret."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import OutputError, UsageError
 from penstock.io.files import checked_path
 from penstock.io.folders import make_folder, sync_folder
-from penstock.io.sink import APPLIED_TWICE, Part, Sink, Write, Writer
+from penstock.io.sink import APPLIED_TWICE, Part, Write, Writer
+from penstock.io.stored_sink import StoredSink
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 COLUMNS, CLAIM = "columns.json", "claim"  # beside the spooled parts: what workers need to know; which process publishes
 PROCESS = os.urandom(8).hex()
-MOST_RUNS = 5  # that an error names
 
 
-class SqlSink(Sink[Any]):
+class SqlSink(StoredSink[Any]):
     """A table. Copies of it, in workers, spool rows to local files; they know neither the database nor its password."""
 
     takes_columns = True
@@ -64,28 +63,6 @@ class SqlSink(Sink[Any]):
                 f"{self._clearing(runs)}; upsert_by=[...] needs none of this"
             )
 
-    def start_over_blindly(self, run: str | None) -> None:
-        """Only what is appended would be there twice. Other runs may have written to the table: they are no hindrance,
-        unless it is not even known which of all runs is the one."""
-        if self.upsert_by:
-            return
-        rows: Counter[str] = Counter()
-        for (each, _), count in self._own_table().marked(None if run is None else [run]).items():
-            rows[each] += count
-        if not rows:
-            return
-        if run is not None:
-            raise OutputError(
-                f"{self._where} has {rows[run]} rows of the run {run}, whose journal cannot be read, and only you can tell "
-                f"which: {self._clearing([run])}; or choose another table"
-            )
-        listed = ", ".join(f"{each} ({count} rows)" for each, count in rows.most_common(MOST_RUNS))
-        raise OutputError(
-            f"{self._where} has rows of {len(rows)} run(s), such as {listed}, and one of them may be the run whose journal "
-            "and manifest cannot be read: if so, delete its rows (penstock_commits.committed_at tells when it wrote), or "
-            "choose another table; then begin in another run_dir"
-        )
-
     def open(self, part: Part) -> Writer[Any]:
         from penstock.io.sql_spool import SpoolWriter
 
@@ -99,24 +76,24 @@ class SqlSink(Sink[Any]):
     def publish(self, token: SqlPart) -> None:
         self._own_table().publish(token._replace(spool=self._spool(token)))
 
-    def has(self, token: SqlPart) -> bool:
-        """If a part was published and its spool is gone, it is spooled again, and its mark keeps it from being copied."""
-        return os.path.exists(self._spool(token))
-
     def details(self, token: SqlPart) -> dict[str, Any]:
         return {"table": self.name, "part": token.part, "rows": token.rows, "run": token.run}
 
-    def missing(self, published: Sequence[Mapping[str, Any]]) -> list[str]:
+    def missing(self, published: Sequence[Mapping[str, Any]], prepared: Sequence[SqlPart] = ()) -> list[str]:
+        """A part whose mark is there needs no spool any more."""
         table, parts = self._own_table(), self._named(published)
-        if not parts:
+        lost = [token for token in prepared if not os.path.exists(self._spool(token))]
+        if not parts and not lost:
             return []
-        gone = sorted(parts - table.marked({run for run, _ in parts}).keys())
+        marked = table.marked({run for run, _ in parts} | {token.run for token in lost}).keys()
+        spools = [token.spool for token in lost if (token.run, token.part) not in marked]
+        gone = sorted(parts - marked)
         if not gone:
-            return []
+            return spools
         why = "its mark in penstock_commits is gone: delete what is left of its rows before you start over"
         if not table.is_there():
             why = f"there is no table {self.name}"
-        return [f"{part} ({why})" for _, part in gone]
+        return [*(f"{part} ({why})" for _, part in gone), *spools]
 
     def clean(self, run: str, keep: Collection[SqlPart] = ()) -> None:
         kept = {os.path.basename(token.spool) for token in keep}

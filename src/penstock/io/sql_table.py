@@ -13,7 +13,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.crashes import crash_point
 from penstock.errors import OutputError
 from penstock.io.digests import xxh128_of
 from penstock.io.records import listed
@@ -74,14 +73,13 @@ class SqlTable:
     def publish(self, token: SqlPart) -> None:
         """The rows of a part and its mark, together, unless the mark is there."""
         self.database.transact(lambda connection: self._publish(connection, token), self._doing(token), again=True)
-        crash_point()
 
     def is_there(self) -> bool:
         """Whether the table exists. False also where the database does not."""
         return self.database.look(lambda connection: self._has(connection, self.name), self._looking, absent=False)
 
-    def marked(self, runs: Collection[str] | None = None) -> dict[tuple[str, str], int]:
-        """The parts of these runs, or of all, that the table has by their marks: their rows, by run and part."""
+    def marked(self, runs: Collection[str]) -> dict[tuple[str, str], int]:
+        """The parts of these runs that the table has by their marks: their rows, by run and part."""
         return self.database.look(lambda connection: self._marked(connection, runs), self._looking, absent={})
 
     @property
@@ -146,7 +144,6 @@ class SqlTable:
         )
         copy = copy_to_postgres if self.database.is_postgres else insert_into_sqlite
         copy(connection, into, spooled(token.spool))
-        crash_point()
 
     def _mark(self, connection: sa.Connection, token: SqlPart) -> bool:
         """Leave the part's mark; False if it is there. Waits for whoever is copying the same part."""
@@ -160,13 +157,12 @@ class SqlTable:
         connection.execute(sa.insert(self._marks).values(values))  # in SQLite this transaction is the only one
         return True
 
-    def _marked(self, connection: sa.Connection, runs: Collection[str] | None) -> dict[tuple[str, str], int]:
+    def _marked(self, connection: sa.Connection, runs: Collection[str]) -> dict[tuple[str, str], int]:
         if not (self._has(connection, MARKS) and self._has(connection, self.name)):
             return {}
         marks = self._marks.c
-        query = sa.select(marks.run, marks.part, marks.rows).where(marks.target == self.full_name)
-        found = connection.execute(query if runs is None else query.where(marks.run.in_(runs)))
-        return {(run, part): rows for run, part, rows in found}
+        query = sa.select(marks.run, marks.part, marks.rows).where(marks.target == self.full_name, marks.run.in_(runs))
+        return {(run, part): rows for run, part, rows in connection.execute(query)}
 
     def _rows_of(self, connection: sa.Connection, run: str) -> int:
         """How many rows a run has put into the table, by its marks; the table need not be there any more."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.sink import Sink
+from penstock.io.stored_sink import stored
 from penstock.journal.digests import Digests
 from penstock.journal.journal import Journal
 from penstock.journal.resuming import refuse_changed_input
@@ -151,9 +151,7 @@ class SplitBySplit(RunOutputs):
             if after != before:
                 changed.append((split, after))
         if changed:
-            crash_point()
             self._journal.prepare_again(changed)
-            crash_point()
 
     def _described(self, part: FinishedPart) -> PreparedPart:
         """A part as the journal has it: its sink is known by its place there."""
@@ -187,10 +185,10 @@ class SplitBySplit(RunOutputs):
         self._clean()
         if earlier := self._journal.fact("earlier"):
             for sink in self._sinks:
-                sink.start_over(earlier)
+                stored(sink).start_over(earlier)
         notes = [checked_json(sink.prepare(self._run), sink, "prepare") for sink in self._sinks]
         check_not_read(self._sinks, self._session.inputs)
-        hold = any(sink.replaced() for sink in self._sinks)
+        hold = any(stored(sink).replaced() for sink in self._sinks)
         asides = own_folders(self._sinks, self._run)
         # Last: with "sinks" there, a later process takes all of this as done, and resumes. Else it does it again.
         self._journal.set_facts({"sinks": notes, "hold": hold, "asides": asides})
@@ -202,10 +200,7 @@ class SplitBySplit(RunOutputs):
             sink.resume(self._run, note, published.get(place, ()))
 
     def _clean(self) -> None:
-        kept: dict[int, list[Any]] = {}
-        for _, parts in self._journal.splits.prepared():
-            for part in parts:
-                kept.setdefault(part.sink, []).append(part.token)
+        kept = self._journal.splits.prepared_tokens()
         for place, sink in enumerate(self._sinks):
             sink.clean(self._run, kept.get(place, ()))
 

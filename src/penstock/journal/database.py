@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.journal.errors import journal_errors
 
 TRIES = 6  # at the log's removal, which has to wait for `penstock status`
@@ -91,10 +90,8 @@ class JournalDatabase:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")  # takes the write lock at once: it is not missed halfway
                 yield
-                crash_point()
                 self._connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
-            crash_point()

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from penstock.errors import EngineError, RunChangedError
 
 KEPT = "what was done is kept in"  # begins the note on an error that says so
+CLEAR = (  # --fresh must know what it may replace
+    "remove what the run has written (its parts or rows, and folders named .penstock-* in its output) and this run_dir, and "
+    "run the same command again"
+)
 
 
 @contextlib.contextmanager
@@ -51,7 +55,4 @@ def unpickling(path: str, what: str) -> Iterator[None]:
 
 
 def _damaged(path: str, exc: Exception) -> EngineError:
-    return EngineError(
-        f"the journal {path} is damaged: {type(exc).__name__}: {exc}; restore it from a copy, or start over with fresh=True "
-        "or --fresh"
-    )
+    return EngineError(f"the journal {path} is damaged: {type(exc).__name__}: {exc}; restore it from a copy; or {CLEAR}")

@@ -17,12 +17,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError
 from penstock.io.files import InputFile
 from penstock.io.folders import sync_folder
 from penstock.journal.database import JournalDatabase
-from penstock.journal.errors import journal_errors, reading
+from penstock.journal.errors import CLEAR, journal_errors, reading
 from penstock.journal.file import NAME, connect, reading_mode, remove, settle
 from penstock.journal.split_table import SplitTable
 from penstock.journal.values import name_of, storable
@@ -79,12 +78,9 @@ class Journal:
                 remove(new)
                 raise
             journal.close()
-            crash_point()
             settle(path)  # before the rename: the log beside the old file would be read as the new one's
             os.replace(new, path)
-            crash_point()
             sync_folder(folder)  # else a power cut could undo the rename, when parts are published already
-            crash_point()
         return cls.open(folder)
 
     @classmethod
@@ -101,8 +97,7 @@ class Journal:
         if found != FORMAT:
             journal.close()
             raise EngineError(
-                f"{path}: was written by another version (format {found}, expected {FORMAT}); run it with that, or "
-                "start over with fresh=True or --fresh"
+                f"{path}: was written by another version (format {found}, expected {FORMAT}); run it with that; or {CLEAR}"
             )
         return journal
 
@@ -190,13 +185,6 @@ class Journal:
             self._db.executemany("DELETE FROM splits WHERE source = ? AND number = ? AND state = 'open'", removed)
             self.splits.add(added)
 
-    def reopen(self, splits: Iterable[SplitId]) -> None:
-        """These splits were prepared, and their parts are lost: they run again."""
-        with self._db.transaction():
-            for split in splits:
-                self._db.execute("DELETE FROM parts WHERE source = ? AND number = ?", split)
-                self._db.execute("UPDATE splits SET state = 'open', result = NULL WHERE source = ? AND number = ?", split)
-
     def prepare(self, splits: Iterable[tuple[SplitId, SplitResult, Sequence[PreparedPart]]]) -> None:
         """These splits are done but for the publishing of their parts. From now on they are never run again."""
         with self._db.transaction():
@@ -232,7 +220,6 @@ class Journal:
         files: Iterable[tuple[str, str, InputFile]],
     ) -> None:
         self._db.make_tables(_TABLES)
-        crash_point()
         with self._db.transaction():
             for name, value in {"format": FORMAT, "created": time.time(), **facts}.items():
                 self._db.set(name, value)

@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.errors import (
     BudgetSpentError,
-    EngineError,
     InputError,
     OutputError,
     RunChangedError,
@@ -22,13 +21,14 @@ from penstock.errors import (
 )
 from penstock.io.files import without_secrets
 from penstock.io.source import SplitGoal
+from penstock.io.stored_sink import stored
 from penstock.journal.commits import JournalSession, SplitBySplit, tally_of
 from penstock.journal.digests import Digests
 from penstock.journal.errors import KEPT
 from penstock.journal.identity import describe_run, stable_names
 from penstock.journal.inputs import list_inputs, model_files, written_by
 from penstock.journal.journal import Journal
-from penstock.journal.manifest import environment, is_told_finished, told_run, write_manifest
+from penstock.journal.manifest import environment, is_told_finished, write_manifest
 from penstock.journal.resuming import check_same_run, check_still_same, find_new_files, fixed_by, order_of
 from penstock.journal.run_dir import RunDir
 from penstock.models.host_address import end_hosts, run_folder
@@ -66,11 +66,10 @@ class _RunInFolder:
         self.sinks = list(job.sinks.values())
         self.identity = describe_run(job.graph, job.plan)
         self.inputs: Sequence[Input] = ()
-        self.is_blind = False  # it takes the place of a run whose journal cannot be read
         self.journal = self._opened()
 
     def _opened(self) -> Journal:
-        found = self._found()
+        found = self.folder.journal()
         if found is None:
             return self._create(None)
         try:
@@ -79,7 +78,6 @@ class _RunInFolder:
             self.inputs = list_inputs(self.plan, self.folder.path, written_by(found), may_be_gone=True)
             check_same_run(found, self.identity, self.plan, self.inputs, self.options)
             self._check_output(found)
-            self._reopen_lost(found)
             self._add_new_files(found)
         except BaseException:
             found.close()
@@ -176,21 +174,6 @@ class _RunInFolder:
             return ""
         return f" ({sum(counts.values()) - counts.get('open', 0):,} of {sum(counts.values()):,} splits)"
 
-    def _found(self) -> Journal | None:
-        found = None
-        try:
-            found = self.folder.journal()
-            if self.options.fresh:
-                _facts_of(found)  # all that a fresh start must know of it can be read
-            return found
-        except EngineError:
-            if not self.options.fresh:
-                raise
-        if found is not None:
-            found.close()
-        self.is_blind = True
-        return None
-
     def _create(self, found: Journal | None) -> Journal:
         written = () if found is None else written_by(found)
         self.inputs = inputs = list_inputs(self.plan, self.folder.path, written)
@@ -206,9 +189,8 @@ class _RunInFolder:
             "fixed": fixed_by(self.options),
             **_facts_of(found),
         }
-        if found is not None or self.is_blind:
-            self._rehearse(facts)
         if found is not None:
+            self._rehearse(facts)
             found.close()
         forget_answers(self.folder.path)  # of a run that this one takes the place of
         return Journal.create(self.folder.path, facts, layout.splits, [*files, *model_files(self.identity)])
@@ -219,38 +201,22 @@ class _RunInFolder:
             sink.clean(facts["run"])  # a process that was killed may have been here before
         try:
             for sink in self.sinks:
-                if self.is_blind:
-                    earlier = told_run(self.folder.path)
-                    sink.start_over_blindly(earlier)
-                    if earlier is not None:
-                        sink.clean(earlier)
-                else:
-                    sink.start_over(facts.get("earlier") or ())
+                stored(sink).start_over(facts.get("earlier") or ())
                 sink.prepare(facts["run"])
         finally:
             for sink in self.sinks:
                 sink.clean(facts["run"])
 
     def _check_output(self, journal: Journal) -> None:
-        """What was published must be there: it is not made again."""
+        """What was published, or is about to be, must be there: it is not made again."""
         published = journal.splits.published()
+        prepared = journal.splits.prepared_tokens()
         for place, sink in enumerate(self.sinks):
-            if gone := sink.missing(published.get(place, ())):
+            if gone := stored(sink).missing(published.get(place, ()), prepared.get(place, ())):
                 raise OutputError(
                     f"{sink.describe()}: {len(gone)} part(s) that this run has written are gone or changed, such as "
                     f"{gone[0]}; restore them, or remove what was changed and start over with fresh=True (--fresh)"
                 )
-
-    def _reopen_lost(self, journal: Journal) -> None:
-        """Splits that were prepared, and whose parts are lost before they were published, run again."""
-        lost = []
-        for split, parts in journal.splits.prepared():
-            if not all(self.sinks[part.sink].has(part.token) for part in parts):
-                lost.append(split)
-                for part in parts:
-                    self.sinks[part.sink].withdraw(part.token)
-        if lost:
-            journal.reopen(lost)
 
     def _add_new_files(self, journal: Journal) -> None:
         goals = [SplitGoal(**goal) for goal in journal.fact("goals")]

@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-from penstock.crashes import crash_point
 from penstock.errors import EngineError, UsageError
 from penstock.io.digests import sha256_of
 from penstock.io.files import without_secrets
@@ -79,9 +78,7 @@ def write_manifest(journal: Journal) -> None:
             file.write(f"{json.dumps(make_manifest(journal), indent=1)}\n")
             file.flush()
             os.fsync(file.fileno())
-        crash_point()
         os.replace(f"{path}.new", path)
-        crash_point()
     except OSError as exc:
         raise EngineError(
             f"{path} cannot be written: {exc.strerror}; put that right and run the same command again"
@@ -120,15 +117,6 @@ def is_told_finished(folder: str) -> bool:
         return bool(read_manifest(folder)["state"] == "finished")
     except UsageError:
         return False
-
-
-def told_run(folder: str) -> str | None:
-    """The id of the run, by the manifest in its folder; None if that cannot be read. It is there before any output is."""
-    try:
-        run = read_manifest(folder).get("run")
-    except UsageError:
-        return None
-    return run if isinstance(run, str) else None
 
 
 def _files(journal: Journal, role: str) -> list[dict[str, Any]]:

@@ -57,6 +57,14 @@ class SplitTable:
         """The splits that are prepared and not done, with their parts."""
         return self._with_parts("state = 'prepared'")
 
+    def prepared_tokens(self) -> dict[int, list[Any]]:
+        """The tokens of the parts of these splits, by sink."""
+        found: dict[int, list[Any]] = {}
+        for _, parts in self.prepared():
+            for part in parts:
+                found.setdefault(part.sink, []).append(part.token)
+        return found
+
     def with_parts(self) -> list[tuple[SplitId, list[PreparedPart]]]:
         """The splits that are prepared or done, with their parts."""
         return self._with_parts("state != 'open'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import UsageError
+from penstock.io.stored_sink import stored
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.pipeline import Graph
 from penstock.run.explain import explain
@@ -28,7 +29,7 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
     from penstock.journal.journaled import journaled  # SQLite, which other runs need not load
 
     for sink in job.sinks.values():
-        sink.keep_in(os.path.join(str(options.run_dir), ASIDE))
+        stored(sink).keep_in(os.path.join(str(options.run_dir), ASIDE))
     return Run(job, journaled)
 
 

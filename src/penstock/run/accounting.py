@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.errors import REPORT, AccountingError, InputError, OutputError
 from penstock.io.sink import Sink
+from penstock.io.stored_sink import stored
 from penstock.observe.result import StepCount
 from penstock.pipeline.graph import Node, PCollection
 from penstock.pipeline.pipeline import Graph
@@ -54,7 +55,7 @@ def check_published(label: str, sink: Sink[Any], parts: Sequence[Mapping[str, An
     paths = [part["path"] for part in parts if "path" in part]
     if len(set(paths)) < len(paths):
         raise AccountingError(f"sink {label!r}: {len(paths)} parts have {len(set(paths))} names; {REPORT}")
-    if parts and (gone := sink.missing(parts)):
+    if parts and (gone := stored(sink).missing(parts)):
         raise OutputError(
             f"{sink.describe()}: {len(gone)} of {len(parts)} published parts are missing, such as {gone[0]}; did "
             "something else remove them? leave the output alone and run again"

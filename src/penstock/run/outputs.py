@@ -8,6 +8,7 @@ from typing import Any
 from penstock.errors import OutputError, PenstockError
 from penstock.io.files import place_of, real_folder
 from penstock.io.sink import Sink
+from penstock.io.stored_sink import stored
 from penstock.observe.refreshes import RefreshEvent
 from penstock.observe.result import StepCount
 from penstock.rows import safe_str
@@ -118,7 +119,7 @@ def unified(sinks: Mapping[int, Sink[Any]], parts: Sequence[FinishedPart]) -> li
 
 def _unified(sink: Sink[Any], tokens: list[Any]) -> Sequence[Any]:
     try:
-        return sink.unify(tokens)
+        return stored(sink).unify(tokens)
     except PenstockError:
         raise
     except Exception as exc:
@@ -132,13 +133,13 @@ def own_folders(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
 
 def asides(sinks: Iterable[Sink[Any]], run: str) -> list[str]:
     """The folders that hold the unpublished parts of a run."""
-    return [folder for sink in sinks for folder in sink.aside(run)]
+    return [folder for sink in sinks for folder in stored(sink).aside(run)]
 
 
 def check_not_read(sinks: Iterable[Sink[Any]], inputs: Iterable[Input]) -> None:
     """Raise OutputError if a sink would replace what the pipeline reads."""
     real_folder.cache_clear()
-    replaced = {place_of(path): sink for sink in sinks for path in sink.replaced()}
+    replaced = {place_of(path): sink for sink in sinks for path in stored(sink).replaced()}
     places = (place_of(file.path) for each in inputs for file in each.files) if replaced else ()
     if read := sorted(place for place in places if place in replaced):
         raise OutputError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from penstock.io.sink import Part, Sink
+from penstock.io.stored_sink import stored
 from penstock.testing.sources import check_same, expect
 
 T = TypeVar("T")
@@ -133,9 +134,9 @@ class _SinkCheck:
         check_same(expected, list(self.read_back()), f"{self.name}, what a reader sees {when}")
 
     def files_aside(self) -> set[str]:
-        folders = self.sink.aside(RUN)
+        folders = stored(self.sink).aside(RUN)
         return {os.path.join(at, name) for folder in folders for at, _, names in os.walk(folder) for name in names}
 
     def nothing_is_left_aside(self) -> None:
-        left = [folder for folder in self.sink.aside(RUN) if os.path.exists(folder)]
+        left = [folder for folder in stored(self.sink).aside(RUN) if os.path.exists(folder)]
         expect(not left, f"{self.name}: finish() left {left}")

@@ -3,9 +3,10 @@
 python tests/journal/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
 
 Some kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The others hit
-the coordinator or a worker after its n-th write, sync or rename. Each n that the clean run has is taken once, as the first
-kill of a run, in an order that the seed decides; later kills of a run take one of the first 40. At the end it is told how
-many were hit: which splits a worker gets is a matter of chance, so it may not come to the last ones.
+the coordinator or a worker at its n-th place before or after a durable step (in_every_process/durable_steps.py). Each n that
+the clean run has is taken once, as the first kill of a run, in an order that the seed decides; later kills of a run take one
+of the first 40. At the end it is told how many were hit: which splits a worker gets is a matter of chance, so it may not
+come to the last ones.
 
 When a run is done, its output must be that of the clean run, byte for byte, its counts the same, and nothing may be left: no
 process, no file aside, no temporary file, no socket. (Shared memory has no name and goes with the processes that hold it.)
@@ -28,6 +29,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))  # where it is run as a script
+
+from kills.in_every_process import durable_steps  # noqa: E402
+
 TARGETS = ("coordinator", "worker", "host", "host", "everything")  # a host is there for a part of the time only
 ROLES = ("coordinator", "worker")  # of processes that can be killed at a step
 EARLY = 40  # steps that what is left of a run comes to as well
@@ -93,14 +98,12 @@ class Killing:
         """The job, which dies at a step, or leaves word of how many it came to, if it is told to."""
         self.aimed = aimed
         self.mark_of_step.unlink(missing_ok=True)
-        environment = {**os.environ, "PENSTOCK_KILLS": self.mark, "TMPDIR": str(work / "tmp")}
+        crash_at = f"{aimed[0]}:{aimed[1]}:{self.mark_of_step}" if aimed else ""
+        environment = durable_steps.environment(crash_at, str(counts or ""))
+        environment |= {"PENSTOCK_KILLS": self.mark, "TMPDIR": str(work / "tmp")}
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(
             self.folder / "torch"
         )  # which torch makes among temporary files, and keeps
-        if aimed:
-            environment["PENSTOCK_CRASH_AT"] = f"{aimed[0]}:{aimed[1]}:{self.mark_of_step}"
-        if counts:
-            environment["PENSTOCK_CRASH_COUNTS"] = str(counts)
         with open(self.folder / "log", "wb") as log:
             command = [sys.executable, str(self.job), str(work)]
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

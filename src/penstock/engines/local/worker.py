@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock import crashes
 from penstock.engines.local.wire import Install, Stop, take_files, travelling
 from penstock.inference.session import ProcessSessions
 from penstock.models.place import Surroundings
@@ -38,7 +37,6 @@ PROGRESS_EVERY = 0.5  # seconds
 def main(descriptor: str, threads: str, around: str) -> None:
     """The entry of a fresh interpreter: the socket's descriptor, how many threads run splits, and what is around it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
-    crashes.become("worker")
     if sys.stderr is not None:
         faulthandler.enable()
     with seldom_collected():

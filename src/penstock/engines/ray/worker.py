@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock import crashes
 from penstock.engines.ray.cluster import import_ray, node_here, node_run_folder
 from penstock.engines.ray.payloads import InStore, shipped, taken_apart
 from penstock.errors import TransientError
@@ -54,7 +53,6 @@ class RayWorker:
         nodes: int,
     ) -> None:
         """path: where the driver imports from; what of it is on this node is looked through last. nodes: see share()."""
-        crashes.become("worker")
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()
