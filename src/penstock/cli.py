@@ -131,16 +131,15 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         command.add_argument(
             "arguments",
             nargs=argparse.REMAINDER,
-            help="passed on to the script, as is everything after a --; the options below may stand before or after the "
-            "script",
+            help="passed to the script, as is everything after --; the options below may come before or after the script",
         )
     for name, text in (
-        ("status", "show how far a run with a journal is, also while it runs"),
+        ("status", "show the progress of a run with a journal, even while it runs"),
         ("verify", "compare the output of a finished run with its manifest"),
     ):
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("run_dir", metavar="DIR", help="the run_dir of a run")
-    told = "list the available handlers, what each needs, and what of it is installed"
+    told = "list the available handlers, what each needs, and what is installed"
     commands.add_parser("handlers", help=told, description=f"{told[0].upper()}{told[1:]}.")
     commands.add_parser("version", help="print the version")
     return parser, scripted
@@ -163,7 +162,7 @@ def _flags() -> argparse.ArgumentParser:
         "--progress",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="lines on stderr: live ones in a terminal, else one now and then",
+        help="progress on stderr: live in a terminal, occasional lines elsewhere",
     )
     flags.add_argument("--run-dir", metavar="DIR", help="keep a journal there: an interrupted run can be resumed")
     flags.add_argument("--fresh", action="store_true", default=None, help="discard the run in DIR and start over")
@@ -187,7 +186,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     if not os.path.isfile(arguments.script):
         raise UsageError(f"{arguments.script}: no such file; expected a Python script that builds a pipeline")
     if not _is_text(arguments.script):
-        raise UsageError(f"{arguments.script}: this is no text; expected a Python script that builds a pipeline")
+        raise UsageError(f"{arguments.script}: not a text file; expected a Python script that builds a pipeline")
     names = [field.name for field in dataclasses.fields(RunOptions)]
     flags = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     if "accept_changes" in flags:
@@ -263,7 +262,7 @@ class _Session:
             _say(self.explain(graph, options), sys.stdout)
             return _NotRun()
         if options.run_dir is not None and options.run_dir in self.run_dirs:
-            done = "the one before this is done, and is kept there; " if self.run_dirs[options.run_dir] else ""
+            done = "the previous one has finished, and is kept there; " if self.run_dirs[options.run_dir] else ""
             raise UsageError(
                 f"--run-dir {options.run_dir}: the script runs several pipelines, and a folder holds one run; "
                 f"{done}give each of them its own: ps.Pipeline(run_dir=...)"

@@ -35,7 +35,7 @@ def this_process() -> int:
 def end_if_forked(began: int, step: str) -> None:
     """End this process, if it is another than that which began."""
     if _forks != began:
-        what = f"penstock: step {step!r}: a process that its code forked came back from it; it ends here (os.fork())\n"
+        what = f"penstock: step {step!r}: a process that its code forked (os.fork()) returned from it, and is ended\n"
         os.write(2, what.encode(errors="replace"))  # not by sys.stderr, whose lock another thread may have held at the fork
         os._exit(1)  # nothing is flushed or closed: it is all the parent's
 

@@ -267,7 +267,7 @@ def test_names_that_are_wrong(points, texts):
     def run(handler, path=points):
         return (ps.Pipeline(workers=0) | ps.ReadFromParquet(str(path)) | ps.RunInference(handler)).collect()
 
-    with pytest.raises(UsageError, match=r"columns \['z'\] are not there: .*\['x', 'y'\]"):
+    with pytest.raises(UsageError, match=r"columns \['z'\] are missing: .*\['x', 'y'\]"):
         run(Outputs(columns=["z"]))
     with pytest.raises(UsageError, match=r"a column 'y' already.*output_column"):
         run(Outputs(columns="x", output_column="y"))

@@ -779,7 +779,7 @@ def test_columns_that_cannot_be_texts(classifier: str) -> None:
         made(["kind"]).check_columns(schema)
         with pytest.raises(UsageError, match=r"the model takes texts; name the column that holds them: columns='body'"):
             made(None).check_columns(schema)
-        with pytest.raises(UsageError, match=r"columns \['text'\] are not there: the table has \['id', 'body', 'kind'\]"):
+        with pytest.raises(UsageError, match=r"columns \['text'\] are missing: the table has \['id', 'body', 'kind'\]"):
             made("text").check_columns(schema)
         with pytest.raises(UsageError, match="column 'id' holds int64, but the model takes texts"):
             made("id").check_columns(schema)

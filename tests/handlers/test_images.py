@@ -256,11 +256,11 @@ def test_bad_images_are_named_and_the_others_are_there(echo: Any, tmp_path: Path
     bad = [missing, text, short, None, 5, b"", deep, str(tmp_path), "nosuch://bucket/a.jpg", {"bytes": None, "path": None}]
     messages = [
         f"image '{missing}' does not exist",
-        f"image '{text}' is no image that Pillow can read: 19 bytes that begin with b'not an i'",
+        f"image '{text}' is not an image that Pillow can read: 19 bytes that begin with b'not an i'",
         f"image '{short}' cannot be decoded: OSError: ",
         "the image is null",
         "an image must be a path, bytes or a PIL image, but saw int",
-        "the image is no image that Pillow can read: 0 bytes",
+        "the image is not an image that Pillow can read: 0 bytes",
         "more than 8 bits a channel",
         "is a directory",
         "nosuch://bucket/a.jpg: ",

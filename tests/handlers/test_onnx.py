@@ -246,7 +246,7 @@ def test_providers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "TensorrtExecutionProvider is not in this build of ONNX Runtime: the model runs on CPUExec" in caplog.text
     with pytest.raises(UsageError, match=r"none of \['CUDAExecutionProvider'\] is in this build .*onnxruntime-gpu"):
         OnnxModelHandlerNumpy(path, providers=["cuda"]).load_model()
-    with pytest.raises(UsageError, match=r"\['FastExecutionProvider'\] are no providers of ONNX Runtime"):
+    with pytest.raises(UsageError, match=r"\['FastExecutionProvider'\] are not providers of ONNX Runtime"):
         OnnxModelHandlerNumpy(path, providers=["Fast", "CPU"]).load_model()
     with pytest.raises(UsageError, match="1 provider_options for 2 providers"):
         OnnxModelHandlerNumpy(path, providers=["CUDA", "CPU"], provider_options=[{}])

@@ -177,7 +177,7 @@ def test_lists_of_several_lengths_are_rows_of_several_shapes() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["x", "nope"], r"columns \['nope'\] are not there: the table has \['id', 'x', 'n', 'flag', 'vector'\]"),
+        (["x", "nope"], r"columns \['nope'\] are missing: the table has \['id', 'x', 'n', 'flag', 'vector'\]"),
         (["x", "id"], "column 'id' holds string, but the model takes numbers"),
         ("id", "column 'id' holds string, but the model takes numbers"),
         (["x", "vector"], "'vector' holds list<.*>, but each of several columns .* give it alone, as columns='vector'"),

@@ -475,7 +475,7 @@ def test_rows_that_the_pandas_handler_refuses(rows: list[Any], message: str, uri
 @pytest.mark.parametrize("handler_class", [SklearnModelHandlerNumpy, SklearnModelHandlerPandas])
 def test_columns_that_are_not_there(handler_class: Any, uri: str) -> None:
     handler = handler_class(uri, columns=["a", "nope"])
-    with pytest.raises(UsageError, match=r"columns \['nope'\] are not there: the table has \['a', 'b', 'c'\]"):
+    with pytest.raises(UsageError, match=r"columns \['nope'\] are missing: the table has \['a', 'b', 'c'\]"):
         handler.run_inference_columns(TABLE, handler.load_model())
     with pytest.raises(RowError, match="nope"):
         answers_of(handler, ROWS)
@@ -497,7 +497,7 @@ def test_a_column_that_a_table_lacks_is_no_row_s_failure(
     workers: int, handling: dict[str, Any], uri: str, tmp_path: Path
 ) -> None:
     handler = SklearnModelHandlerNumpy(uri, columns=["a", "nope"])
-    with pytest.raises(UsageError, match=r"'Score': columns \['nope'\] are not there: the table has \['a', 'b', 'c'\]"):
+    with pytest.raises(UsageError, match=r"'Score': columns \['nope'\] are missing: the table has \['a', 'b', 'c'\]"):
         run_over_table(tmp_path, handler, TABLE, workers, **handling)
 
 

@@ -251,7 +251,7 @@ def test_blocks_without_rows_leave_no_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (b"\xff\xfe", r"the bytes b'\\xff\\xfe' are no UTF-8"),
+        (b"\xff\xfe", r"the bytes b'\\xff\\xfe' are not UTF-8"),
         ("two\nlines", r"the row 'two\\nlines' has a line end in it"),
         ("ends\r", "has a line end in it"),
         ("\ud800", "lone surrogates"),

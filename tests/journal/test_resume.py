@@ -1165,7 +1165,7 @@ def test_one_folder_holds_one_pipeline(folder):
     done = penstock(folder, "run", "--run-dir", "run", "job.py")
     assert done.returncode == 2
     assert "the script runs several pipelines" in done.stderr
-    assert "the one before this is done, and is kept there" in done.stderr
+    assert "the previous one has finished, and is kept there" in done.stderr
     assert (folder / "out0" / "part-00000.txt").read_text() == "0\n"
 
 

@@ -365,7 +365,7 @@ def test_files_of_others_in_the_folder_of_a_run_are_left_alone(folder, name, opt
     else:
         theirs.write_text('{"name": "somebody\'s"}')
     before = theirs.read_bytes()
-    with pytest.raises(OutputError, match=f"{name} is there, and is not of a run"):
+    with pytest.raises(OutputError, match=f"{name} does not belong to a run"):
         copied(folder, **options)
     assert theirs.read_bytes() == before
     assert not (folder / "out").exists()

@@ -493,7 +493,7 @@ def test_outputs_that_a_node_does_not_reach(cluster, monkeypatch, tmp_path, opti
     p = ps.Pipeline(engine=Elsewhere(), workers=1, **options)
     p | ps.Create(range(10)) | ps.Map(str) | ps.WriteToText(tmp_path / "out")
     with pytest.raises(
-        EngineError, match="/nowhere/.*out/.* is not there on node .* must be on storage that all nodes reach"
+        EngineError, match="/nowhere/.*out/.* does not exist on node .* must be on storage that all nodes reach"
     ):
         p.run()
     assert not list((tmp_path / "out").glob("part-*"))

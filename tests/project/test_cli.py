@@ -290,7 +290,7 @@ def test_a_model_in_the_place_of_a_script_is_said_to_be_none(penstock, tmp_path,
     (tmp_path / "model.skops").write_bytes(content)
     done = penstock("explain", "model.skops")
     assert done.returncode == 2
-    assert done.stderr == "penstock: model.skops: this is no text; expected a Python script that builds a pipeline\n"
+    assert done.stderr == "penstock: model.skops: not a text file; expected a Python script that builds a pipeline\n"
 
 
 def test_progress_in_a_terminal(tmp_path):

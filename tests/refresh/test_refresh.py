@@ -661,7 +661,7 @@ def test_where_preparing_has_a_deadline_a_model_with_another_tokenizer_is_refuse
     ]
     answers, _ = run(tmp_path, PLACES["timeout"], *script, kind=Replaced)
     assert set(check(tmp_path, answers)) == {"m1.json", "m3.json"}
-    assert "its rows are prepared otherwise (prepare_key())" in caplog.text
+    assert "its rows are prepared differently (prepare_key())" in caplog.text
 
 
 class Replaced(Tokens):
@@ -671,7 +671,7 @@ class Replaced(Tokens):
         return key
 
 
-@pytest.mark.parametrize(("place", "text"), [("threads", ""), ("timeout", "its rows are prepared otherwise")])
+@pytest.mark.parametrize(("place", "text"), [("threads", ""), ("timeout", "its rows are prepared differently")])
 def test_a_tokenizer_that_is_replaced_in_its_place_prepares_no_rows_of_the_old_model(tmp_path, place, text, caplog):
     script = [("m1.json", ("m1.json", {"add": 2000, "tokens": 2})), ("key-2", ("m3.json", {"add": 3000, "tokens": 1}))]
     answers, _ = run(tmp_path, PLACES[place], *script, ("m3.json", None), kind=Replaced)

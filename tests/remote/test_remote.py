@@ -432,13 +432,13 @@ def test_tokens_and_money_of_a_client_of_ones_own():
     p = ps.Pipeline(workers=0)
     rows = p | ps.Create(range(4)) | "ask" >> step(requests_per_minute=6000)
     told = p.explain()
-    assert "step 'ask': at most 4 requests, one for each batch, 8 in money; tokens are not known" in told
+    assert "step 'ask': at most 4 requests, one for each batch, cost 8; tokens are not known" in told
     assert "up to 1 requests at once in each process, at most 6,000 requests a minute" in told
     assert rows.collect() == [0, 1, 2, 3]
     counted = {name: p.result.metrics.counter(name) for name in ("input_tokens", "output_tokens", "cost_micros")}
     assert counted == {"input_tokens": 400, "output_tokens": 200, "cost_micros": 8_400_000}
     for budget in (Budget(max_tokens=300), Budget(max_cost=4.2)):
-        with pytest.raises(BudgetSpentError, match="2 requests, 200 input and 100 output tokens, 4.2 in money"):
+        with pytest.raises(BudgetSpentError, match="2 requests, 200 input and 100 output tokens, cost 4.2"):
             (ps.Pipeline(workers=0) | ps.Create(range(4)) | step(budget=budget)).collect()
     with pytest.raises(UsageError, match=r"used_tokens\(\) is for request\(\) to call"):
         Counting().used_tokens(1)
@@ -474,7 +474,7 @@ def test_what_a_remote_handler_may_not_define():
         ({"task": "speech"}, "task='speech': expected one of 'chat'"),
         ({"task": "embeddings", "system": "x"}, "system= is for task='chat'"),
         ({"prompt": "no names"}, "at least one column in braces"),
-        ({"prompt": "{a.b}"}, r"\{a\.b\} is no name of a column"),
+        ({"prompt": "{a.b}"}, r"\{a\.b\} is not the name of a column"),
         ({"prompt": "{"}, "write a brace that is not a column twice"),
         ({"max_in_flight": 0}, "max_in_flight=0"),
         ({"timeout": math.inf}, "timeout=inf"),
@@ -491,7 +491,7 @@ def test_wrong_settings_are_refused_before_anything_runs(settings, message):
 
 
 def test_a_retry_of_the_step_is_refused():
-    with pytest.raises(UsageError, match=r"with_retry\(\): HttpModelHandler sends the request of a row again by itself"):
+    with pytest.raises(UsageError, match=r"with_retry\(\): HttpModelHandler already retries requests"):
         ps.RunInference(http_handler("http://127.0.0.1:1")).with_retry(ps.Retry())
 
 

@@ -168,7 +168,7 @@ def test_explain_says_what_a_run_would_take_and_asks_nobody():
     p | ps.Create([{"text": "four" * 10}] * 500) | "ask" >> ps.RunInference(handler)
     told = p.explain()
     assert "at most 3,000 requests a minute, a budget of max_cost=5.0" in told
-    estimate = "about 500 requests, 5,000 input tokens, at most 3,500 output tokens, 0.045 in money"
+    estimate = "about 500 requests, 5,000 input tokens, at most 3,500 output tokens, cost 0.045"
     assert f"step 'ask': {estimate} (from a sample of 100 of 500 rows)" in told
     p = ps.Pipeline(workers=0)
     p | ps.Create([1]) | ps.Map(str) | "ask" >> ps.RunInference(OpenAICompatibleModelHandler("http://127.0.0.1:1", "m"))

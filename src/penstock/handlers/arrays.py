@@ -105,7 +105,7 @@ class ArrayModelHandler(ModelHandler[Any, PredictionResult, Any]):
         if set(wanted) != set(names):
             raise UsageError(
                 f"the model in {self.model_id()!r} takes the inputs {wanted}, but columns={self._columns!r}; name a column "
-                "for each input: rename columns in a step before if they are called otherwise"
+                "for each input: rename columns in a step before if they have other names"
             )
         known: dict[str, InputSpec] = {spec.name: spec for spec in specs}
         return {name: column_input(table, name, known.get(name), floats, self.model_id()) for name in wanted}

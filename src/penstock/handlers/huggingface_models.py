@@ -201,7 +201,7 @@ def _device_name(device: str | None) -> str:
 def _check_columns(schema: pa.Schema, columns: Sequence[str], takes: str | None) -> None:
     missing = [name for name in columns if name not in schema.names]
     if missing:
-        raise UsageError(f"columns {missing} are not there: the table has {schema.names}; check columns=")
+        raise UsageError(f"columns {missing} are missing: the table has {schema.names}; check columns=")
     for name in columns if takes is not None else ():
         kind = schema.field(schema.names.index(name)).type
         if not _fits(kind, str(takes)):

@@ -139,7 +139,7 @@ def _opened(example: Any) -> Image:
         return Image.open(io.BytesIO(content))
     except UnidentifiedImageError as exc:
         raise RowError(
-            f"{_named(example)} is no image that Pillow can read: {len(content)} bytes that begin with {content[:8]!r}"
+            f"{_named(example)} is not an image that Pillow can read: {len(content)} bytes that begin with {content[:8]!r}"
         ) from exc
     except Exception as exc:
         raise RowError(f"{_named(example)} cannot be decoded: {type(exc).__name__}: {safe_str(exc)}") from exc

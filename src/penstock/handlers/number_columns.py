@@ -24,7 +24,7 @@ def check_names(wanted: Sequence[str] | None, seen: Sequence[str]) -> None:
     """UsageError when a table lacks columns that the settings name."""
     missing = [name for name in wanted or () if name not in seen]
     if missing:
-        raise UsageError(f"columns {missing} are not there: the table has {list(seen)}; check columns=[...]")
+        raise UsageError(f"columns {missing} are missing: the table has {list(seen)}; check columns=[...]")
 
 
 def table_of_records(rows: Sequence[Any], columns: Sequence[str] | None) -> pa.Table:

@@ -86,7 +86,7 @@ def _usable(providers: Providers, onnxruntime: Any) -> Providers:
     wanted = providers or (*((("CUDAExecutionProvider", {}),) if is_gpu(()) else ()), ("CPUExecutionProvider", {}))
     wrong = [name for name, _ in wanted if name not in known and name not in there]
     if wrong:
-        raise UsageError(f"providers: {wrong} are no providers of ONNX Runtime; expected some of {there}")
+        raise UsageError(f"providers: {wrong} are not providers of ONNX Runtime; expected some of {there}")
     usable = tuple(each for each in wanted if each[0] in there)
     if not usable:
         raise UsageError(
@@ -114,7 +114,7 @@ def _session_options(given: Any, onnxruntime: Any) -> Any:
 
 def _full_name(name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise UsageError(f'providers: {name!r} is no name; expected one such as "CUDA", or ("CUDA", {{"device_id": 0}})')
+        raise UsageError(f'providers: {name!r} is not a name; expected one such as "CUDA", or ("CUDA", {{"device_id": 0}})')
     return name if name.endswith("Provider") else f"{_SHORT.get(name.lower(), name)}ExecutionProvider"
 
 

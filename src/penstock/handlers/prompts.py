@@ -22,7 +22,7 @@ class PromptTemplate:
         except ValueError as exc:
             raise UsageError(f"prompt={template!r}: {exc}; write a brace that is not a column twice") from None
         if wrong := [name for name in fields if not name.isidentifier()]:
-            what = f"{{{wrong[0]}}} is no name of a column"
+            what = f"{{{wrong[0]}}} is not the name of a column"
             raise UsageError(f"prompt={template!r}: {what}; write a brace that is not a column twice")
         if not fields:
             raise UsageError(f"prompt={template!r}: expected the name of at least one column in braces, such as '{{text}}'")

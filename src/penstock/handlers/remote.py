@@ -152,7 +152,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         told = [f"about {use.requests:,} requests"]
         told += [f"{use.input_tokens:,} input tokens"] if use.input_tokens else []
         told += [f"at most {use.output_tokens:,} output tokens"] if use.output_tokens else []
-        told += [f"{use.cost(prices):,.4g} in money"] if use.cost(prices) else []
+        told += [f"cost {use.cost(prices):,.4g}"] if use.cost(prices) else []
         return ", ".join(told)
 
     def _expected(self, body: Any) -> Spending:

@@ -109,7 +109,7 @@ def _select(table: pa.Table, names: Sequence[str]) -> pa.Table:
 def _check_names(wanted: Sequence[str], seen: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in seen]
     if missing:
-        raise RowError(f"columns {missing} are not there: saw {list(seen)}; check columns=[...] and the rows")
+        raise RowError(f"columns {missing} are missing: saw {list(seen)}; check columns=[...] and the rows")
 
 
 def _no_numbers(name: str, kind: pa.DataType) -> str:

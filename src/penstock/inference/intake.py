@@ -274,7 +274,7 @@ def examples_in(batch: Any, step: str) -> list[Any]:
 
 
 def _missing(names: Sequence[str], seen: Sequence[str]) -> str:
-    return f"columns {list(names)} are not there: the rows have {list(seen)}; check columns="
+    return f"columns {list(names)} are missing: the rows have {list(seen)}; check columns="
 
 
 def parts_of(models: Sequence[str]) -> list[Part]:

@@ -358,7 +358,7 @@ class RefreshedModel:
         live = self._loader.try_to_load(version, beside=True)
         if live is not None and live.prepared != serving.prepared:
             self._loader.refuse(
-                version, "it takes rows that are prepared otherwise (prepare_key()), and a canary needs the same"
+                version, "it takes rows that are prepared differently (prepare_key()), and a canary needs the same"
             )
             free([live])
         elif live is not None:

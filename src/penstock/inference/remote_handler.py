@@ -206,9 +206,7 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
 
     def estimate(self, examples: Sequence[ExampleT], rows: int, args: Mapping[str, Any] | None = None) -> str | None:
         cost = Spending(rows).cost(self._rules.prices)
-        return (
-            f"at most {rows:,} requests, one for each batch{f', {cost:,.4g} in money' if cost else ''}; tokens are not known"
-        )
+        return f"at most {rows:,} requests, one for each batch{f', cost {cost:,.4g}' if cost else ''}; tokens are not known"
 
     def take_counts(self, model: RemoteClient[Any]) -> Mapping[str, int]:
         return model.meter.counts.take()

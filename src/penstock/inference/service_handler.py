@@ -138,6 +138,6 @@ def check_takes_retry(handler: ModelHandler[Any, Any, Any]) -> None:
     """UsageError for with_retry() of a handler that tries each row again by itself."""
     if isinstance(handler, AsyncModelHandler):
         raise UsageError(
-            f"with_retry(): {type(handler).__name__} sends the request of a row again by itself; set its num_retries= and "
+            f"with_retry(): {type(handler).__name__} already retries requests; set its num_retries= and "
             "retry_filter= instead"
         )

@@ -173,7 +173,7 @@ class ManyModels:
         attempts, error = self._residency.uses[model].failed, self._errors[model]
         if not attempts:
             logger.warning(
-                "%s found no memory beside others, and is loaded when these can go: %s", of_key(model), safe_str(error)
+                "%s found no memory beside others, and is loaded when they are unloaded: %s", of_key(model), safe_str(error)
             )
         elif attempts < ATTEMPTS:
             what = f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}"

@@ -49,8 +49,8 @@ class SlowCalls:
             if self._over.wait(oldest + SLOW - now):
                 return
         logger.warning(
-            "step %r: a call of the model has run for %.0f s and has not ended; if it may hang, with_exception_handling("
-            "timeout=...) or Pipeline(element_timeout=...) ends it after so many seconds and finds the row",
+            "step %r: a call of the model has run for %.0f s and has not ended; if it may hang, set a limit in seconds "
+            "(with_exception_handling(timeout=...) or Pipeline(element_timeout=...)), which also finds the row",
             self._step,
             now - oldest,
         )

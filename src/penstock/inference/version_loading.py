@@ -97,8 +97,8 @@ class VersionLoader:
             self._prepared = (prepared_with(self._make(ORIGINAL).handler, ORIGINAL),)
         if self._prepared != (prepared,):
             raise ModelLoadError(
-                "its rows are prepared otherwise (prepare_key()), which cannot change where there is a model for each key, "
-                "or a timeout for preparing; start a new run with it"
+                "its rows are prepared differently (prepare_key()), which cannot change where there is a model for each "
+                "key, or a timeout for preparing; start a new run with it"
             )
         return None
 

@@ -223,7 +223,7 @@ def _as_text(row: object) -> str:
     try:
         return row.decode()
     except UnicodeDecodeError as exc:
-        raise OutputError(f"WriteToText: the bytes {row[:60]!r} are no UTF-8: decode them first with ps.Map(...)") from exc
+        raise OutputError(f"WriteToText: the bytes {row[:60]!r} are not UTF-8: decode them first with ps.Map(...)") from exc
 
 
 def _unfit_text(rows: list[str]) -> str:

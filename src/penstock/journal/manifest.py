@@ -80,9 +80,7 @@ def write_manifest(journal: Journal) -> None:
             os.fsync(file.fileno())
         os.replace(f"{path}.new", path)
     except OSError as exc:
-        raise EngineError(
-            f"{path} cannot be written: {exc.strerror}; put that right and run the same command again"
-        ) from exc
+        raise EngineError(f"{path} cannot be written: {exc.strerror}; fix that and run the same command again") from exc
 
 
 def read_manifest(folder: str) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class RunDir:
         if strangers:
             self._release()
             raise OutputError(
-                f"run_dir={self.path!r}: {strangers[0]} is there, and is not of a run; choose a folder of its own"
+                f"run_dir={self.path!r}: {strangers[0]} does not belong to a run; choose a new folder for the run"
             )
 
     def _take(self) -> None:
@@ -138,8 +138,8 @@ def _check_folder(path: str) -> None:
     if found.st_mode & 0o022:
         raise OutputError(
             f"run_dir={path!r}: other users can write to the folder (mode {stat.S_IMODE(found.st_mode):o}), and could put "
-            f"code into the journal that runs as you; take that away (chmod go-w {shlex.quote(path)}), or choose a folder "
-            "that is not there yet"
+            f"code into the journal that runs as you; remove that permission (chmod go-w {shlex.quote(path)}), or "
+            "choose a folder that does not exist yet"
         )
 
 

@@ -86,7 +86,7 @@ def verify(folder: str) -> tuple[list[str], int, list[str]]:
         problems += filter(None, map(_problem, files))
         problems += _strangers(output)
         if others := len(output["parts"]) - len(files):
-            unseen.append(f"{output['sink']}: {others:,} part(s) that are not files were not looked at")
+            unseen.append(f"{output['sink']}: {others:,} part(s) that are not files were not checked")
     return problems[:MOST_PROBLEMS] + _rest(problems), checked, unseen
 
 

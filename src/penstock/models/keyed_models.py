@@ -94,7 +94,7 @@ class KeyedModels(Copies):
         if attempts >= ATTEMPTS:
             return None
         if not attempts:
-            return f"{of_key(model)} found no memory beside others, and is loaded when these can go: {_reason(failed)}"
+            return f"{of_key(model)} found no memory beside others, and is loaded when they are unloaded: {_reason(failed)}"
         return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {_reason(failed)}; it is tried again"
 
     def leaks(self, copy: int, leak: Leaks) -> None:

@@ -54,10 +54,10 @@ class Account:
 
     def _told(self, limit: str) -> str:
         use = self.total()
-        cost = f", {use.cost(self._prices):,.4g} in money" if use.cost(self._prices) else ""
+        cost = f", cost {use.cost(self._prices):,.4g}" if use.cost(self._prices) else ""
         taken = f"{use.requests:,} requests, {use.input_tokens:,} input and {use.output_tokens:,} output tokens{cost}"
         go_on = (
-            "what was answered is kept in run_dir, and is not asked for again: set a larger budget and resume the run"
+            "answers are kept in run_dir and not asked for again: set a larger budget and resume the run"
             if self._resumable
             else "nothing of this run is kept; with run_dir= it could be resumed"
         )

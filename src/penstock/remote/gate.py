@@ -75,7 +75,7 @@ class Gate:
         if silent > self._max_outage:
             raise ServiceUnavailableError(
                 f"step {self._step!r}: the service has answered no request for {silent:.0f} s ({why}), and max_outage_secs "
-                f"is {self._max_outage:g}; see that it works and that the quota is not used up, then run the same command "
+                f"is {self._max_outage:g}; check that it works and that the quota is not used up, then run the same command "
                 "again: with run_dir= the run is resumed"
             )
 

@@ -226,7 +226,7 @@ class _ChangingModel:
         total = Trial(sum(each.rows for each in seen) + sum(lost), sum(each.errors for each in seen) + sum(lost))
         promoted = rollout.tried(version.number, total)
         if promoted is not None:
-            told = f"{total.errors:,} of {total.rows:,} rows failed, or were answered otherwise"
+            told = f"{total.errors:,} of {total.rows:,} rows failed, or got an answer that compare= rejects"
             told += f", {len(lost)} of its processes died" if lost else ""
             yield from self._event(PROMOTED if promoted else ROLLED_BACK, name, version.number, told)
 

@@ -228,7 +228,7 @@ class RayFleet:
             )
         if where.missing:
             raise EngineError(
-                f"{where.missing[0]} is not there on node {where.node}: outputs of a run on a cluster must be on storage "
+                f"{where.missing[0]} does not exist on node {where.node}: outputs of a run on a cluster must be on storage "
                 "that all nodes reach, at the same path, or in an object store"
             )
         member.node = where.node

@@ -81,7 +81,7 @@ def _shape_changes(before: Identity, after: Identity) -> Iterator[str]:
             yield f"{subject}: {'; '.join(new_lines[subject])}, not {'; '.join(old_lines[subject])}"
     if not (gone or new) and old_lines.keys() != new_lines.keys():
         different = sorted(old_lines.keys() ^ new_lines.keys())
-        yield f"the steps are put together in another way ({', '.join(different)})"
+        yield f"the steps are connected differently ({', '.join(different)})"
 
 
 def _by_subject(lines: Sequence[str]) -> dict[str, list[str]]:
