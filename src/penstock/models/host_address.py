@@ -115,7 +115,7 @@ class Address:
         sock = self.connect()
         if sock is not None:
             return sock
-        with self._locked():
+        with self.locked():
             sock = self.connect()
             if sock is not None:
                 return sock
@@ -143,7 +143,7 @@ class Address:
 
     def remove(self) -> None:
         """Called by a host that ends: nobody finds it any more."""
-        with contextlib.suppress(OSError, EngineError), self._locked():
+        with contextlib.suppress(OSError, EngineError), self.locked():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
             with contextlib.suppress(FileNotFoundError):
@@ -156,7 +156,7 @@ class Address:
         return os.path.join(self.folder, f"{self.name}.lock")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Inside, no other process starts or removes this host."""
         while True:
             make_private(self.folder)
@@ -177,9 +177,9 @@ class Address:
         """Start the host, as a child of this process. Called by one at a time: see reach()."""
         children = _children.setdefault(self.folder, [])
         children[:] = [child for child in children if child.poll() is None]
-        children.append(self._started(spec))
+        children.append(self.start_process(spec))
 
-    def _started(self, spec: HostSpec) -> subprocess.Popen[bytes]:
+    def start_process(self, spec: HostSpec) -> subprocess.Popen[bytes]:
         """The socket listens before the process runs: whoever connects from now on waits for it there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)  # of a host that was killed
