@@ -112,7 +112,7 @@ def _near_flag(argument: str) -> str | None:
     if not argument.startswith("-"):
         return None
     name = argument.lstrip("-").partition("=")[0]
-    own = {flag.lstrip("-"): flag for flag in _flags()._option_string_actions}
+    own = {flag.lstrip("-"): flag for flag in own_flags()}
     begun = [flag for flag in own if flag.startswith(name) and 2 * len(name) > len(flag)]
     near = begun if len(begun) == 1 else difflib.get_close_matches(name, own, n=1, cutoff=NEAR)
     return own[near[0]] if near else None
@@ -143,6 +143,11 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     commands.add_parser("handlers", help=told, description=f"{told[0].upper()}{told[1:]}.")
     commands.add_parser("version", help="print the version")
     return parser, scripted
+
+
+def own_flags() -> Mapping[str, argparse.Action]:
+    """The flags of Penstock's, each with what it does."""
+    return _flags()._option_string_actions
 
 
 def _flags() -> argparse.ArgumentParser:

@@ -471,14 +471,14 @@ def test_many_descriptors(pair, size):
     one, other = pair
     file = anonymous_file()
     try:
-        one.send(b"x" * size, [file] * (channels._MAX_FDS - 1))
+        one.send(b"x" * size, [file] * (channels.MAX_FDS - 1))
         message, fds = other.receive()
         assert len(message) == size
-        assert len(set(fds)) == channels._MAX_FDS - 1
+        assert len(set(fds)) == channels.MAX_FDS - 1
         for fd in fds:
             os.close(fd)
         with pytest.raises(ValueError, match="250 file descriptors in one message"):
-            one.send(b"", [file] * channels._MAX_FDS)
+            one.send(b"", [file] * channels.MAX_FDS)
     finally:
         os.close(file)
 

@@ -63,7 +63,7 @@ def seen(monkeypatch):
     def run(build, *blocks, **around):
         p = ps.Pipeline()
         build(p | ps.Read(Rows(*blocks)))
-        plan = make_plan(p._whole_graph())
+        plan = make_plan(p.graph())
         runner = StageRunner(plan.stages[0], {}, ProcessSessions(Metrics(), Surroundings(**around)))
         SEEN.clear()
         monkeypatch.setattr(f"{__name__}.ASK", lambda: runner.rows_done)

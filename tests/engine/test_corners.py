@@ -251,7 +251,7 @@ def test_a_finish_that_fails_hides_no_earlier_error(tmp_path):
 def test_two_runs_into_one_folder_do_not_replace_each_other(tmp_path):
     slow = ps.Pipeline(workers=0)
     slow | ps.Create(["slow"]) | ps.Map(lambda x: x) | ps.WriteToText(str(tmp_path / "out"))
-    sink = next(node for node in slow._nodes if hasattr(node.transform, "sink")).transform.sink
+    sink = next(node for node in slow.graph().nodes if hasattr(node.transform, "sink")).transform.sink
     sink.prepare("other")
     with ps.Pipeline(workers=0) as p:
         p | ps.Create(["quick"]) | ps.WriteToText(str(tmp_path / "out"))
@@ -283,8 +283,8 @@ def test_the_size_of_objects_is_that_of_what_they_hold():
 
 def test_rows_that_go_missing_between_steps_are_noticed():
     p = ps.Pipeline()
-    rows = p | ps.Create([1]) | "a" >> ps.Map(str) | ps.Reshuffle() | "b" >> ps.Map(str)
-    graph = p._graph_for([rows.producer])
+    p | ps.Create([1]) | "a" >> ps.Map(str) | ps.Reshuffle() | "b" >> ps.Map(str)
+    graph = p.graph()
     check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 5), "b": StepCount(5, 5)})
     with pytest.raises(AccountingError, match="step 'b' was given 5 rows and took 4"):
         check_counts(graph, {"Create": StepCount(0, 5), "a": StepCount(5, 5), "b": StepCount(4, 4)})
@@ -304,11 +304,11 @@ def test_rows_that_go_missing_in_a_partition_or_behind_one_of_its_outputs_are_no
         "a": StepCount(3, 3),
         "b": StepCount(2, 2),
     }
-    check_counts(p._whole_graph(), counts)
+    check_counts(p.graph(), counts)
     with pytest.raises(AccountingError, match="took 5 rows and gave 4; it must give one for each"):
-        check_counts(p._whole_graph(), counts | {cut: StepCount(5, 4, tags={"0": 2, "1": 2}), "a": StepCount(2, 2)})
+        check_counts(p.graph(), counts | {cut: StepCount(5, 4, tags={"0": 2, "1": 2}), "a": StepCount(2, 2)})
     with pytest.raises(AccountingError, match="step 'b' was given 2 rows and took 1"):
-        check_counts(p._whole_graph(), counts | {"b": StepCount(1, 1)})
+        check_counts(p.graph(), counts | {"b": StepCount(1, 1)})
 
 
 def test_a_run_counts_the_rows_of_every_output(pipeline):

@@ -58,7 +58,7 @@ DONE = Done(0, BundleResult(rows_read=3), [])
 def set_up_for(workers):
     p = ps.Pipeline(workers=workers)
     p | ps.Create([1, 2, 3]) | ps.Map(str)
-    job = Job(p._whole_graph(), p.options, ps.LocalEngine())
+    job = Job(p.graph(), p.options, ps.LocalEngine())
     return job, set_up(job, lay_out(job, list_inputs(job.plan))[0])
 
 

@@ -440,7 +440,7 @@ def test_closing_leaves_no_descriptor_open(leases):
     segments.freed([segment.number for segment in made])
     assert all(is_intact(array, n) for n, array in enumerate(held))
     held.clear()
-    leases._maps.clear()
+    leases.forget()
     assert open_files() == before
 
 
@@ -543,7 +543,7 @@ def test_two_processes(reader, segments):
     os.close(fds[0])
     assert ref.number > number
     del doubled_again
-    leases._maps.clear()
+    leases.forget()
     segments.close()
     assert open_files() <= before
 
@@ -692,13 +692,13 @@ def test_as_many_descriptors_as_a_message_may_have(line):
     file = numbered_file(0)
     for _ in send(one, "few", []):
         pass
-    for _ in send(one, "many", [file] * (channels._MAX_FDS - 1)):
+    for _ in send(one, "many", [file] * (channels.MAX_FDS - 1)):
         pass
     for _ in send(one, "one", [file]):
         pass
     os.close(file)
     got = received(frames) + received(frames)
-    assert [(message, len(fds)) for message, fds in got] == [("few", 0), ("many", channels._MAX_FDS - 1), ("one", 1)]
+    assert [(message, len(fds)) for message, fds in got] == [("few", 0), ("many", channels.MAX_FDS - 1), ("one", 1)]
     for _, fds in got:
         for fd in fds:
             os.close(fd)

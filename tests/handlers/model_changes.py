@@ -47,7 +47,7 @@ class Replaces:
 
 def check_change(
     save: Callable[[Path, int], None],
-    handler_of: Callable[[str], Any],
+    handler_of: Callable[..., Any],
     example_of: Callable[[int], Any],
     folder: Path,
     *,
@@ -61,8 +61,7 @@ def check_change(
     aside = folder / f"aside{ending}"
     save(aside, 2)
     os.replace(aside, folder / "second")
-    handler = handler_of(first)
-    handler._large_model = large_model
+    handler = handler_of(first, large_model=large_model)
     with ps.Pipeline(workers=0) as p:
         new = p | ps.WatchFilePattern(str(folder / "model-*"), interval=0.05)
         rows = p | ps.Read(Rows(folder)) | ps.Map(example_of)

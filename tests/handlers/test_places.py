@@ -31,11 +31,8 @@ def test_rows_and_columns_in_a_host(kind: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(7), "x": values}), tmp_path / "rows.parquet")
     with ps.Pipeline(workers=0) as p:
         here = (p | ps.Create(examples) | ps.RunInference(handler_of(str(tmp_path / "model")))).collect()
-    hosted = handler_of(str(tmp_path / "model"))
-    hosted._large_model = True
-    columns = handler_of(str(tmp_path / "model"))
-    columns._large_model, columns._output_column = True, "y"
-    columns._columns = COLUMNS.get(kind, "x")
+    hosted = handler_of(str(tmp_path / "model"), large_model=True)
+    columns = handler_of(str(tmp_path / "model"), large_model=True, output_column="y", columns=COLUMNS.get(kind, "x"))
     with ps.Pipeline(workers=1) as p:
         rows = p | ps.Create(list(enumerate(examples))) | ps.RunInference(ps.KeyedModelHandler(hosted))
         (

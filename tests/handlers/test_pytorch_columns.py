@@ -20,6 +20,8 @@ from penstock.handlers.pytorch import (
     default_tensor_inference_fn,
 )
 from penstock.handlers.pytorch_columns import column_tensor, matrix_tensor
+from penstock.inference.columns import Output
+from penstock.inference.handler import output_of
 from penstock.testing import check_handler
 
 ROWS = [{"id": str(at), "x": float(at), "n": at * 2, "flag": at % 2 == 0, "vector": [at, at + 0.5]} for at in range(5)]
@@ -281,7 +283,7 @@ def test_an_own_inference_fn_loses_only_the_rows_that_it_raises_for(sums: Any, t
 
 def test_settings_of_columns_reach_the_handler(sums: Any) -> None:
     handler = sums("x", output_column="score")
-    assert (handler.input_columns(), handler._output_column) == (("x",), "score")
+    assert (handler.input_columns(), output_of(handler)) == (("x",), Output("score", None))
     with pytest.raises(UsageError, match="give one of them"):
         sums("x", output_column="a", output_prefix="b")
     with pytest.raises(UsageError, match="max_batchsize.*did you mean max_batch_size"):

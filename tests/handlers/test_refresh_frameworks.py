@@ -149,45 +149,53 @@ FEW: Any = {"max_batch_size": 16, "lookahead_rows": 64}  # rows are under way at
 KINDS: dict[str, tuple[Any, Any, Any]] = {
     "pytorch": (
         linear,
-        lambda path: PytorchModelHandlerTensor(
-            model_class=torch.nn.Linear, model_params={"in_features": 1, "out_features": 1}, state_dict_path=path
+        lambda path, **more: PytorchModelHandlerTensor(
+            model_class=torch.nn.Linear, model_params={"in_features": 1, "out_features": 1}, state_dict_path=path, **more
         ),
         lambda row: torch.tensor([float(row)]),
     ),
     "scikit-learn": (dummy, SklearnModelHandlerNumpy, lambda row: np.array([float(row)])),
-    "pipeline": (bert, lambda path: HuggingFacePipelineModelHandler("text-classification", path, device="cpu", **FEW), text),
+    "pipeline": (
+        bert,
+        lambda path, **more: HuggingFacePipelineModelHandler("text-classification", path, device="cpu", **FEW, **more),
+        text,
+    ),
     "another tokenizer": (
         other_bert,
-        lambda path: HuggingFacePipelineModelHandler("text-classification", path, device="cpu", **FEW),
+        lambda path, **more: HuggingFacePipelineModelHandler("text-classification", path, device="cpu", **FEW, **more),
         text,
     ),
     "keyed tensors": (
         bias,
-        lambda path: PytorchModelHandlerKeyedTensor(model_class=Named, state_dict_path=path),
+        lambda path, **more: PytorchModelHandlerKeyedTensor(model_class=Named, state_dict_path=path, **more),
         lambda row: {"x": torch.tensor([float(row)])},
     ),
     "TorchScript": (
         script,
-        lambda path: PytorchModelHandlerTensor(torch_script_model_path=path),
+        lambda path, **more: PytorchModelHandlerTensor(torch_script_model_path=path, **more),
         lambda row: torch.tensor([float(row)]),
     ),
     "exported program": (
         exported,
-        lambda path: PytorchModelHandlerTensor(exported_program_path=path, trusted=True),
+        lambda path, **more: PytorchModelHandlerTensor(exported_program_path=path, trusted=True, **more),
         lambda row: torch.tensor([float(row)]),
     ),
     "images": (
         bias,
-        lambda path: PytorchImageModelHandler(model_class=Named, state_dict_path=path, size=4, **FEW),
+        lambda path, **more: PytorchImageModelHandler(model_class=Named, state_dict_path=path, size=4, **FEW, **more),
         picture,
     ),
     "ONNX": (onnx_model, OnnxModelHandlerNumpy, lambda row: np.array([row], np.float32)),
-    "ONNX, texts": (onnx_text, lambda path: OnnxTextModelHandler(path, TOKENIZER, **FEW), text),
-    "XGBoost": (xgboost_trees, lambda path: XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path), numbers),
+    "ONNX, texts": (onnx_text, lambda path, **more: OnnxTextModelHandler(path, TOKENIZER, **FEW, **more), text),
+    "XGBoost": (xgboost_trees, lambda path, **more: XGBoostModelHandlerNumpy(xgboost.XGBRegressor, path, **more), numbers),
     "LightGBM": (lightgbm_trees, LightGBMModelHandlerNumpy, numbers),
-    "JAX": (jax_weights, lambda path: JaxModelHandler(add, path), lambda row: np.array([row], np.float32)),
-    "JAX, Orbax": (orbax_weights, lambda path: JaxModelHandler(add, path), lambda row: np.array([row], np.float32)),
-    "encoder": (bert, lambda path: SentenceTransformerModelHandler(path, device="cpu", **FEW), text),
+    "JAX": (jax_weights, lambda path, **more: JaxModelHandler(add, path, **more), lambda row: np.array([row], np.float32)),
+    "JAX, Orbax": (
+        orbax_weights,
+        lambda path, **more: JaxModelHandler(add, path, **more),
+        lambda row: np.array([row], np.float32),
+    ),
+    "encoder": (bert, lambda path, **more: SentenceTransformerModelHandler(path, device="cpu", **FEW, **more), text),
 }
 
 

@@ -184,7 +184,7 @@ def test_a_model_that_changes_while_a_pipeline_runs(kind: str, tmp_path: Path) -
     ending = {"keras": ".keras", "weights": ".weights.h5"}.get(kind, "")
     check_change(
         save,
-        lambda path: TFModelHandlerNumpy(path, trusted=kind == "saved", **settings),
+        lambda path, **more: TFModelHandlerNumpy(path, trusted=kind == "saved", **settings, **more),
         lambda row: X[row % len(X)],
         tmp_path,
         ending=ending,

@@ -198,7 +198,7 @@ def test_hosts_killed_at_random(mine, tmp_path, workers):
 
 @pytest.mark.parametrize("deaths", [2, host_address.STARTS])
 def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, monkeypatch, deaths):
-    started, start = [], Address._started
+    started, start = [], Address.start_process
 
     def and_die(address, spec):
         process = start(address, spec)
@@ -208,7 +208,7 @@ def test_a_host_that_is_killed_before_it_is_reached_is_started_again(tmp_path, m
             process.wait()
         return process
 
-    monkeypatch.setattr(Address, "_started", and_die)
+    monkeypatch.setattr(Address, "start_process", and_die)
     rows = ps.Pipeline(workers=0) | ps.Create([1, 2]) | ps.RunInference(Triples(tmp_path, large_model=True))
     if deaths == host_address.STARTS:
         with pytest.raises(EngineError, match=f"died {deaths} times before it could be reached"):
@@ -824,7 +824,7 @@ def test_the_lock_is_not_held_by_what_a_host_starts(mine, session, tmp_path):
     for pid in mine():
         assert str(path) not in [os.path.realpath(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     address = Address(str(tmp_path / "run"), path.stem)
-    with address._locked():
+    with address.locked():
         pass
 
 

@@ -715,7 +715,7 @@ def test_a_lost_failure_is_noticed():
     p = ps.Pipeline()
     good, _ = p | "rows" >> ps.Create(range(10)) | "Ask" >> ps.RunInference(Model()).with_exception_handling()
     good | "after" >> ps.Map(str)
-    graph = p._whole_graph()
+    graph = p.graph()
     counts = {"rows": StepCount(0, 10), "Ask": StepCount(10, 8, 2), "after": StepCount(8, 8)}
     check_counts(graph, counts)
     with pytest.raises(AccountingError, match="'Ask' took 10 rows and gave 8 and 1 failures"):

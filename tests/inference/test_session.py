@@ -392,7 +392,7 @@ def test_a_lonely_row_leaves_by_its_deadline(sessions):
     assert handled.wait(PATIENCE), "the other caller never waits, and the row waits for ever"
     assert not idle.waiting
     assert threads.all_well() == [answers([1])]
-    assert handler.threads[0] in {thread.ident for thread in session._threads}
+    assert handler.threads[0] in {thread.ident for thread in session.threads}
     other.close()
 
 
@@ -408,7 +408,7 @@ def test_many_callers_of_one_row_make_full_batches_with_a_duration(sessions):
 def test_the_sessions_threads_end_with_it():
     sessions = ProcessSessions(Metrics())
     session = open_session(sessions, Echo(max_batch_duration_secs=600))
-    (thread,) = session._threads
+    (thread,) = session.threads
     assert thread.is_alive()
     Threads(sessions.close).all_well()
     assert not thread.is_alive()
@@ -576,7 +576,7 @@ def test_streams_that_abort_midway_do_not_disturb_others(sessions):
     results = Threads(*[lambda n=n: work(n) for n in range(6)]).all_well()
     for n in (0, 2, 4):
         assert results[n] == answers((n, number) for number in range(40))
-    assert session._front.rows == 0
+    assert session.front.rows == 0
     assert Threads(lambda: ask_and_leave(session.join(Caller()), ["last"])).all_well() == [answers(["last"])]
 
 
@@ -599,7 +599,7 @@ def test_rows_in_flight_are_bounded(sessions):
     pushing = Threads(lambda: everything(open_stream(spec, "step", sessions, caller), *([n] for n in range(200))))
     until_waiting(sessions, caller)
     with sessions.changed:
-        assert session._front.rows == 9, "two batches, and the row that was one too many"
+        assert session.front.rows == 9, "two batches, and the row that was one too many"
     go_on.set()
     busy.all_well()
     blocker.close()
@@ -894,7 +894,7 @@ def test_other_rows_of_a_caller_that_failed_go_with_it(sessions):
     with pytest.raises(StepError):
         lane.wait(ticket)
     lane.close()
-    assert session._front.rows == 0
+    assert session.front.rows == 0
 
 
 @pytest.mark.parametrize("error", [UsageError, TransientError])

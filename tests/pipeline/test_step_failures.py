@@ -312,7 +312,7 @@ def test_the_run_stops_long_before_its_end(tmp_path):
 def thresholds_of(threshold):
     p = ps.Pipeline()
     p | ps.Create([1]) | "Step" >> ps.Map(str).with_exception_handling(threshold=threshold)
-    return Thresholds(make_plan(p._whole_graph()))
+    return Thresholds(make_plan(p.graph()))
 
 
 def test_few_rows_say_nothing_until_the_end():
@@ -388,7 +388,7 @@ def test_lost_and_doubled_rows_are_noticed():
     (made, failures) | ps.Flatten() | "after" >> ps.Map(str)
     counts = {"rows": StepCount(0, 10), "Map": StepCount(10, 8, 2), "Filter": StepCount(8, 5, 1)}
     counts |= {"FlatMap": StepCount(5, 100, 1), "after": StepCount(102, 102)}
-    check_counts(p._whole_graph(), counts)
+    check_counts(p.graph(), counts)
     for step, wrong, message in [
         ("Map", StepCount(10, 8, 1), "'Map' took 10 rows and gave 8 and 1 failures"),
         ("Filter", StepCount(8, 8, 1), "'Filter' took 8 rows and gave 8 and 1 failures; it must give at most one"),
@@ -397,7 +397,7 @@ def test_lost_and_doubled_rows_are_noticed():
         ("after", StepCount(100, 100), "'after' was given 102 rows and took 100"),
     ]:
         with pytest.raises(AccountingError, match=message):
-            check_counts(p._whole_graph(), counts | {step: wrong})
+            check_counts(p.graph(), counts | {step: wrong})
 
 
 # Functions that change their rows in place.

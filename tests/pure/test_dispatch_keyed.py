@@ -343,7 +343,7 @@ def test_of_the_models_that_are_apart_one_is_loaded_at_a_time():
         host.settle()
     host.submit(("bad1", 3), ("bad2", 3), ("good", 2))
     host.settle()
-    room = host.dispatch.keyed.residency._room
+    room = host.dispatch.keyed.residency.room
     assert room.models == [1, 1]
     assert host.kinds() == {*((bad, how) for bad in ("bad1", "bad2") for how in (CRASHED, "answered")), ("good", "answered")}
 
@@ -475,8 +475,8 @@ def test_ten_thousand_models_that_wait_cost_a_decision_nothing():
     host.decide()
     looked = []
     keyed = host.dispatch.keyed
-    inner = keyed._is_in_use
-    keyed.residency._in_use = lambda model: looked.append(model) or inner(model)
+    inner = keyed.is_in_use
+    keyed.residency.in_use = lambda model: looked.append(model) or inner(model)
     for _ in range(100):
         host.decide()
     assert looked == [], "nothing has happened"

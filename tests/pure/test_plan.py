@@ -25,7 +25,7 @@ from penstock.steps.stage import Outlet
 
 
 def plan_of(p, collect=()):
-    return make_plan(Graph(p._nodes, collect))
+    return make_plan(Graph(p.graph().nodes, collect))
 
 
 def shape(plan):
@@ -388,7 +388,7 @@ def by_the_plan(plan):
 def test_a_plan_gives_the_rows_of_its_graph_in_order(made):
     p, wanted = made
     try:
-        plan = make_plan(p._graph_for([wanted.producer], [wanted]))
+        plan = make_plan(p.graph(wanted))
     except GraphError as exc:
         if f"more than {MAX_COPIES} ways" not in str(exc):
             raise

@@ -252,7 +252,7 @@ class Simulator:
 
     def wait(self, book):
         number = next(n for n, b in self.books.items() if b is book)
-        task = next(t for t in self.scheduler._waiting if t.payload == number)
+        task = next(t for t in self.scheduler.waiting if t.payload == number)
         assert (task.troubles, task.errors) == (book.troubles, book.errors)
         assert not self.scheduler.is_running(task.id)
         book.state, book.not_before = "waiting", task.not_before

@@ -945,10 +945,8 @@ def test_answers_are_compared_only_where_rows_may_be_passed_twice():
 
 
 def test_explain_says_that_the_model_may_change(tmp_path):
-    with ps.Pipeline() as p:
-        inference = ps.RunInference(Add("m"), watch_model_pattern="m*", validate=max, canary=0.05, canary_rows=500)
-        p | ps.Create([1]) | inference | ps.Map(print)
-        text = p.explain()
-        p.has_run = True
-        p._nodes.clear()
+    p = ps.Pipeline()
+    inference = ps.RunInference(Add("m"), watch_model_pattern="m*", validate=max, canary=0.05, canary_rows=500)
+    p | ps.Create([1]) | inference | ps.Map(print)
+    text = p.explain()
     assert "the model may change during the run, after a check, after 500 rows of a canary of 0.05" in text

@@ -22,7 +22,7 @@ def test_what_is_wanted_is_read_as_it_was_written(tmp_path):
     assert wanted_of(files.wanted(), "another") == Wanted()
     files.publish({})
     assert files.mark() != first
-    assert os.listdir(files.folder) == [f"{os.path.basename(files._stem)}.versions"], "nothing half-written is left"
+    assert os.listdir(files.folder) == [f"{os.path.basename(files.stem)}.versions"], "nothing half-written is left"
 
 
 def test_reports_of_processes_are_read_as_they_were_written(tmp_path):

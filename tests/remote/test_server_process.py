@@ -41,14 +41,14 @@ def wait_until(condition, seconds=20):
 
 
 def pids_of(server):
-    return server_process._descendants(server._guardian.pid)
+    return server_process.descendants(server.guardian.pid)
 
 
 def test_a_server_is_ready_and_ends_with_what_it_started(tmp_path):
     server = start_server(command("--child", tmp_path / "child"))
     with urllib.request.urlopen(f"{server.url}/health") as reply:
         assert reply.status == 200
-    pids = {*pids_of(server), server._guardian.pid}
+    pids = {*pids_of(server), server.guardian.pid}
     assert int((tmp_path / "child").read_text()) in pids
     assert server.memory_bytes() > 10 << 20
     assert "the server starts" in server.log()
@@ -92,7 +92,7 @@ sys.stdin.read()
 def test_a_server_ends_when_its_guardian_is_killed():
     server = start_server(command())
     pids = pids_of(server)
-    os.kill(server._guardian.pid, signal.SIGKILL)
+    os.kill(server.guardian.pid, signal.SIGKILL)
     assert "SIGKILL" in str(server.lost())
     wait_until(lambda: not any(map(is_running, pids)))
 
@@ -129,8 +129,8 @@ def test_a_program_that_is_not_there_is_an_error():
 def test_a_port_that_another_process_took_is_tried_no_more(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        ports = [other.getsockname()[1], server_process._free_port()]
-        monkeypatch.setattr(server_process, "_free_port", lambda: ports.pop(0))
+        ports = [other.getsockname()[1], server_process.free_port()]
+        monkeypatch.setattr(server_process, "free_port", lambda: ports.pop(0))
         server = start_server(command())
     assert ports == []
     server.close()

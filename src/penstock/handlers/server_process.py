@@ -65,23 +65,23 @@ class ServerProcess:
         self.port = port
         self.key = key
         self.url = f"http://{HOST}:{port}"
-        self._guardian = guardian  # this process's child, whose exit code is the server's
+        self.guardian = guardian  # this process's child, whose exit code is the server's
         self._log = log
         self.close = weakref.finalize(self, _end, guardian)  # runs once, whoever calls it; at exit, too
 
     def lost(self) -> ModelLostError | None:
         """Asked after a request got no answer: why, if the server has ended; None: it is there."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return ModelLostError(f"the server ended: {describe_exit(self._guardian.wait(END_IS_SEEN))}{self._log.told()}")
+            return ModelLostError(f"the server ended: {describe_exit(self.guardian.wait(END_IS_SEEN))}{self._log.told()}")
         return None
 
     def has_ended(self) -> bool:
         """Whether the server is gone. Does not wait."""
-        return self._guardian.poll() is not None
+        return self.guardian.poll() is not None
 
     def memory_bytes(self) -> int | None:
         """That the server and what it started hold in RAM; None where that cannot be seen."""
-        sizes = [_proportional_bytes(pid) for pid in _descendants(self._guardian.pid)]
+        sizes = [_proportional_bytes(pid) for pid in descendants(self.guardian.pid)]
         return sum(size or 0 for size in sizes) or None
 
     def log(self) -> str:
@@ -113,7 +113,7 @@ def start_server(command: ServerCommand) -> ServerProcess:
     """Start it and wait until it is ready. ModelLoadError with the end of its log if it exits or is not ready in time;
     ModelLostError if a signal ended it."""
     for attempt in range(1, PORTS + 1):
-        port = _free_port()
+        port = free_port()
         try:
             return _started(command, port)
         except ModelLoadError:
@@ -154,7 +154,7 @@ def _await_ready(server: ServerProcess, command: ServerCommand, url: str) -> Non
     while time.monotonic() < started + command.start_timeout:
         seen = _look(url, server.key)
         # After the look: what answered may be another program, if the server has ended because it took the port.
-        if (code := server._guardian.poll()) is not None:
+        if (code := server.guardian.poll()) is not None:
             _raise_ended(server, command, code)
         if not seen:
             return
@@ -189,7 +189,7 @@ def _look(url: str, key: str) -> str:
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's loopback
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:  # closed when this returns: another process may take the port before the server does
         sock.bind((HOST, 0))
         return int(sock.getsockname()[1])
@@ -225,7 +225,7 @@ def _read(printed: IO[bytes], lines: deque[bytes], file: IO[bytes] | None) -> No
                 file.write(line)
 
 
-def _descendants(pid: int) -> set[int]:
+def descendants(pid: int) -> set[int]:
     """The processes that this one has started, and those that they have."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if sys.platform == "linux" else []:

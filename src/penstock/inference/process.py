@@ -28,15 +28,15 @@ class UsedSessions:
 UsedT = TypeVar("UsedT", bound=UsedSessions)
 
 _lock = threading.Lock()  # guards the dict and the counts; never held while sessions close, which may take seconds
-_used: dict[Hashable, UsedSessions] = {}
+in_use: dict[Hashable, UsedSessions] = {}
 
 
 def enter(run: Hashable, make: Callable[[], UsedT]) -> UsedT:
     """The sessions of a run, with one more user. make: called under the lock, if there are none."""
     with _lock:
-        if run not in _used:
-            _used[run] = make()
-        used = cast(UsedT, _used[run])
+        if run not in in_use:
+            in_use[run] = make()
+        used = cast(UsedT, in_use[run])
         used.users += 1
         return used
 
@@ -47,7 +47,7 @@ def leave(run: Hashable, used: UsedSessions) -> bool:
         used.users -= 1
         if used.users:
             return False
-        del _used[run]  # before they are closed, without the lock: nobody finds sessions that are closing
+        del in_use[run]  # before they are closed, without the lock: nobody finds sessions that are closing
         return True
 
 

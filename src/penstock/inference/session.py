@@ -119,27 +119,27 @@ class InferenceSession:
             place=spec.run_place(step, owner.around),
         )
         self._in_turn = self.handler.prepares_ahead()
-        self._front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
+        self.front: Front[Request] = Front(spec.limits, self.handler.measures_length(), in_turn=self._in_turn)
         self._running = 0  # batches that are in run_inference() now, with the lock released
         self._limit = concurrent_batches(self.handler)
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
-        self._models: OneModel | ManyModels = OneModel(self._residents, self._front)
+        self._models: OneModel | ManyModels = OneModel(self._residents, self.front)
         if spec.by_key is not None:
-            self._models = ManyModels(owner, self._residents, self._front, self._measures, spec.by_key)
+            self._models = ManyModels(owner, self._residents, self.front, self._measures, spec.by_key)
         self._kept = KeptSize(owner.around.run_dir)
         self._batches = 0  # no lock: it only picks the batches whose bytes are measured
         self._closed = False
         self._flow: RowFlow | None = None  # of a model that answers each row by itself
         if self._in_turn:
             QUICK_TURNS.begin()
-        self._threads: list[threading.Thread] = []  # fixed from here on; close() ends them
+        self.threads: list[threading.Thread] = []  # fixed from here on; close() ends them
         if rows_at_once(self.handler) and spec.by_key is None and spec.refresh is None:
-            self._flow = _row_flow(owner, self._residents, self._front, self._measures)
+            self._flow = _row_flow(owner, self._residents, self.front, self._measures)
         elif spec.limits.max_wait is not None or self._limit > 1:
-            self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
-            for thread in self._threads:
+            self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
+            for thread in self.threads:
                 thread.start()
 
     def join(
@@ -149,8 +149,8 @@ class InferenceSession:
         its own handling of errors."""
         lane = LocalLane(self, caller, step or self.step, handling, retry)
         with self._changed:
-            self._front.opened(lane)
-            caller.fronts[lane] = self._front
+            self.front.opened(lane)
+            caller.fronts[lane] = self.front
         return lane
 
     def close(self, *, wait: bool = True) -> None:
@@ -159,7 +159,7 @@ class InferenceSession:
                 QUICK_TURNS.end()
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads if wait else ():  # before the models go: a batch may run
+        for thread in self.threads if wait else ():  # before the models go: a batch may run
             thread.join()
         if self._flow is not None:
             self._flow.close()
@@ -226,7 +226,7 @@ class InferenceSession:
         if loaded is not None:
             with self._changed:
                 self._measures.loaded(loaded.seconds, loaded.bytes)
-                self._kept.open(search_key(self.handler), self._front.search())
+                self._kept.open(search_key(self.handler), self.front.search())
             self._share_cores()
 
     def _share_cores(self) -> None:
@@ -249,7 +249,7 @@ class InferenceSession:
             if self._flow is not None:
                 self._flow.go_on()
                 return
-            if self._threads:
+            if self.threads:
                 self._changed.notify_all()  # wakes _serve()
                 return
             while any(entry.taken < entry.stop for entry in entries) and self._run_next(idle=False):
@@ -263,7 +263,7 @@ class InferenceSession:
                 while not ticket.settled:
                     if self._closed:
                         raise EngineError(f"step {self.step!r}: the run has ended")
-                    if self._threads or self._flow is not None:
+                    if self.threads or self._flow is not None:
                         self._changed.wait()  # until settled() of whoever ran the rows, or close()
                     elif not self._run_next(idle=True) and not self._models.go_on():
                         self._changed.wait(self._patience())
@@ -273,7 +273,7 @@ class InferenceSession:
     def leave(self, lane: LocalLane) -> None:
         """No more rows come by this lane; what was left behind, nobody wants."""
         with self._changed:
-            self._front.closed(lane)
+            self.front.closed(lane)
             self._models.discard(lane)
             lane.caller.fronts.pop(lane, None)
             if self._flow is not None:
@@ -286,7 +286,7 @@ class InferenceSession:
         """Run a batch if the model is free and one may leave; whether one did."""
         if self._running >= self._limit:
             return False
-        taken = self._front.take(time.monotonic(), idle=idle and self._running < self._at_once, in_a_row=self._limit == 1)
+        taken = self.front.take(time.monotonic(), idle=idle and self._running < self._at_once, in_a_row=self._limit == 1)
         if taken is None:
             return False
         self._run(*taken)
@@ -295,7 +295,7 @@ class InferenceSession:
     def _patience(self) -> float | None:
         """How long to wait before the front is asked again, if nothing happens: until rows have lingered long enough. While
         the model is busy there is nothing to ask: whoever runs it tells everybody when it is free."""
-        times = [None if self._running >= self._at_once else self._front.next_time(), self._models.next_time()]
+        times = [None if self._running >= self._at_once else self.front.next_time(), self._models.next_time()]
         until = min((each for each in times if each is not None), default=None)
         return None if until is None else max(0.0, until - time.monotonic())
 
@@ -349,7 +349,7 @@ class InferenceSession:
         for batch, outcome in zip(_one_by_one(spans, rows, len(outcomes)), outcomes, strict=True):
             too_large, failed = outcome.out_of_memory, bool(outcome.failures)
             calls, on_device = outcome.calls, outcome.device_seconds
-            self._front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
+            self.front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
             self._measures.ran(batch, seconds, size=size, failed=failed, out_of_memory=too_large, times=times)
             size = None
 
@@ -362,9 +362,9 @@ class InferenceSession:
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
         self._measures.counted(self._residents.take_counts())
-        self._measures.found(self._front.search().explain())
+        self._measures.found(self.front.search().explain())
         self._measures.used(self._models.used())
-        self._kept.keep(self._front.search())
+        self._kept.keep(self.front.search())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
 
 

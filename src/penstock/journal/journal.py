@@ -107,6 +107,11 @@ class Journal:
     # What there is.
 
     @property
+    def database(self) -> JournalDatabase:
+        """Where it is kept."""
+        return self._db
+
+    @property
     def was_begun(self) -> bool:
         """Whether anything but the journal was made: the sinks have been prepared."""
         return self.fact("sinks") is not None

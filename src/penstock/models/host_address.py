@@ -116,7 +116,7 @@ class Address:
         sock = self.connect()  # without the lock: mostly it is there
         if sock is not None:
             return sock
-        with self._locked():
+        with self.locked():
             sock = self.connect()  # again: another process may have started it while this one waited for the lock
             if sock is not None:
                 return sock
@@ -144,7 +144,7 @@ class Address:
 
     def remove(self) -> None:
         """Called by a host that ends: nobody finds it any more."""
-        with contextlib.suppress(OSError, EngineError), self._locked():
+        with contextlib.suppress(OSError, EngineError), self.locked():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.socket_path)
             with contextlib.suppress(FileNotFoundError):  # while it is held: those who wait for it see that it is gone
@@ -157,7 +157,7 @@ class Address:
         return os.path.join(self.folder, f"{self.name}.lock")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Inside, no other process starts or removes this host."""
         while True:
             make_private(self.folder)
@@ -181,9 +181,9 @@ class Address:
             if child.poll() is not None:
                 with contextlib.suppress(ValueError):
                     children.remove(child)
-        children.append(self._started(spec))
+        children.append(self.start_process(spec))
 
-    def _started(self, spec: HostSpec) -> subprocess.Popen[bytes]:
+    def start_process(self, spec: HostSpec) -> subprocess.Popen[bytes]:
         """The socket listens before the process runs: whoever connects from now on waits for it there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)  # of a host that was killed

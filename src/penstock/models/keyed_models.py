@@ -44,7 +44,7 @@ class KeyedModels(Copies):
         self._copies = copies
         self._again = again
         self.residency: Residency[Parcel] = Residency(
-            spec.budget, self._is_in_use, copies=spec.copies, apart=True, doing=self
+            spec.budget, self.is_in_use, copies=spec.copies, apart=True, doing=self
         )
         self._why: dict[Model, LoadFailed | str] = {}  # of models whose last load failed
         self._stale = True  # something has happened that the residency should look at
@@ -105,7 +105,7 @@ class KeyedModels(Copies):
 
     def ended(self, copy: int, batch: HostBatch) -> None:
         """A batch is over there."""
-        if batch.suspect or not self._copies[copy].batches or not self._is_in_use(batch.model):
+        if batch.suspect or not self._copies[copy].batches or not self.is_in_use(batch.model):
             self._stale = True
 
     def lost(self, copy: int, how: str, *, killed: bool, beside: bool) -> None:
@@ -163,7 +163,7 @@ class KeyedModels(Copies):
     def _first_fresh(self) -> HostBatch | None:
         return next((batch for batch in self._again if batch.fresh), None)
 
-    def _is_in_use(self, model: Model) -> bool:
+    def is_in_use(self, model: Model) -> bool:
         copy = self.residency.copy_of(model)
         if copy is not None and self._fronts.all[copy].are_waiting(model):
             return True

@@ -96,10 +96,10 @@ class Residency(Generic[T]):
         self.draining: int | None = None  # a copy where nothing may begin to run: a model will be loaded there, alone
         self.is_apart_needed = False  # whether models have killed their process too often
         self.is_blocked = False  # whether what waits behind the first cannot be loaded before something happens
-        self._in_use = in_use
+        self.in_use = in_use
         self._doing = doing or Copies()
         self._at_once = at_once
-        self._room = Room(budget, copies, apart)
+        self.room = Room(budget, copies, apart)
         self._ready = [False] * (copies + apart)
         self._loading: dict[Model, int] = {}
         self._held: OrderedDict[Model, _Held] = OrderedDict()  # the one that was needed longest ago first
@@ -113,7 +113,7 @@ class Residency(Generic[T]):
 
     @property
     def budget(self) -> MemoryBudget:
-        return self._room.budget
+        return self.room.budget
 
     # Rows.
 
@@ -156,9 +156,9 @@ class Residency(Generic[T]):
     def ready(self, copy: int, device_bytes: int | None = None) -> None:
         """Models can be loaded there. device_bytes: that are free on the device that they are loaded on."""
         self._ready[copy] = True
-        if device_bytes is not None and self.budget.by_default and not self._room.taken(copy):
+        if device_bytes is not None and self.budget.by_default and not self.room.taken(copy):
             least = min(device_bytes, self.budget.bytes or device_bytes) if self.budget.of_each else device_bytes
-            self._room.budget = self.budget._replace(bytes=least, of_each=True)
+            self.room.budget = self.budget._replace(bytes=least, of_each=True)
             self.uses.limit = None if self.budget.is_soft else least
 
     def loaded(self, model: Model, size: int, seconds: float) -> None:
@@ -168,7 +168,7 @@ class Residency(Generic[T]):
         too_large = self.uses.is_too_large(size)
         in_doubt = too_large and (held.beside or self._doing.is_running(held.copy))
         self.uses.loaded(model, size, seconds, in_doubt=in_doubt)
-        self._room.add(held.copy, size - held.bytes, 0)
+        self.room.add(held.copy, size - held.bytes, 0)
         held.bytes, held.loading, held.admitting = size, False, model in self._absent
         self._held.move_to_end(model)
         self._arrived.append(model)
@@ -180,7 +180,7 @@ class Residency(Generic[T]):
         """It is tried again, unless it has failed too often. no_memory: if others are loaded there, it is tried without
         them, and this time does not count."""
         copy, use = self._drop(model), self.uses[model]
-        is_crowded = no_memory and not use.crowded and self._room.models[copy] > 0
+        is_crowded = no_memory and not use.crowded and self.room.models[copy] > 0
         use.crowded |= is_crowded
         use.failed += not is_crowded
 
@@ -196,7 +196,7 @@ class Residency(Generic[T]):
         for entry in reversed(let_in):
             self._absent.setdefault(entry.model, []).insert(0, entry)
             self.put_first(entry.model)
-        for model in filter(self._in_use, lost):
+        for model in filter(self.in_use, lost):
             self._absent.setdefault(model, [])
             self.put_first(model)
         for model in () if killed else loading:
@@ -209,19 +209,19 @@ class Residency(Generic[T]):
     def charge(self, model: Model) -> bool:
         """It has killed its process, or that had to be killed because of it. Whether it goes to one of its own now."""
         self.uses[model].kills += 1
-        is_moved = bool(self._room.apart) and self.uses[model].kills == KILLS
+        is_moved = bool(self.room.apart) and self.uses[model].kills == KILLS
         self.is_apart_needed |= is_moved
         return is_moved
 
     def copies_for(self, model: Model) -> Sequence[int]:
         """The copies that it may be loaded in."""
-        return self._room.apart if self._room.apart and self.uses[model].kills >= KILLS else self._room.shared
+        return self.room.apart if self.room.apart and self.uses[model].kills >= KILLS else self.room.shared
 
     def resized(self, model: Model, size: int) -> None:
         """A model that is loaded takes another number of bytes now."""
         held = self._held.get(model)
         if held is not None and not held.loading:
-            self._room.add(held.copy, size - held.bytes, 0)
+            self.room.add(held.copy, size - held.bytes, 0)
             held.bytes = self.uses[model].bytes = size
 
     def put_first(self, model: Model) -> None:
@@ -252,14 +252,14 @@ class Residency(Generic[T]):
             if self.uses.is_refused(model):
                 steps.append(Refuse(model, self.uses.is_too_large(self.uses[model].bytes)))
             elif (held := self._held.get(model)) is not None:
-                if not held.closing or not self._in_use(model):
+                if not held.closing or not self.in_use(model):
                     self._reopen(model)
                     steps.append(Admit(model, held.copy))
             elif (found := self._room_for(model, entries, now)) is not None:
                 copy, victims = found
                 steps += [*map(self._unload, victims), LoadNow(model, copy)]
                 self._hold(model, copy)
-            elif self._lacks_room or self.copies_for(model) is self._room.shared:
+            elif self._lacks_room or self.copies_for(model) is self.room.shared:
                 self.is_blocked = True
                 break
         return steps if self.is_blocked else [*steps, *self._ahead()]
@@ -286,12 +286,12 @@ class Residency(Generic[T]):
     def _too_much(self) -> list[Model]:
         """What goes because others turned out larger than was guessed."""
         victims: list[Model] = []
-        least, left = int(self.budget.is_soft), list(self._room.models)
-        for where, over in self._room.over().items():
+        least, left = int(self.budget.is_soft), list(self.room.models)
+        for where, over in self.room.over().items():
             for model, held in self._held.items():
                 if over <= 0:
                     break
-                is_there = self._room.are_together(where, held.copy)
+                is_there = self.room.are_together(where, held.copy)
                 if is_there and left[held.copy] > least and self._is_idle(model, held):
                     victims.append(model)
                     over -= held.bytes
@@ -299,7 +299,7 @@ class Residency(Generic[T]):
         return victims
 
     def _is_idle(self, model: Model, held: _Held) -> bool:
-        return not (held.loading or held.admitting or self._in_use(model))
+        return not (held.loading or held.admitting or self.in_use(model))
 
     def _room_for(self, model: Model, entries: list[Entry[T]], now: float) -> tuple[int, list[Model]] | None:
         """The copy that may load it now, and what has to go for it."""
@@ -324,7 +324,7 @@ class Residency(Generic[T]):
             for copy in self.copies_for(model)
             if self._ready[copy] and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
-        free.sort(key=lambda copy: (self._room.bytes[copy], self._room.models[copy]))  # many are too small to be measured
+        free.sort(key=lambda copy: (self.room.bytes[copy], self.room.models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]
             return []
@@ -335,7 +335,7 @@ class Residency(Generic[T]):
         if self.uses[model].crowded:
             others = {other: held for other, held in self._held.items() if self._can_help(held, copy, slots=1)}
             return list(others) if all(self._is_idle(*other) for other in others.items()) else None
-        free, room = self._room.left(copy), self.uses.guess(model)
+        free, room = self.room.left(copy), self.uses.guess(model)
         victims: list[Model] = []
         candidates = iter(self._held.items())
         while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):
@@ -350,11 +350,11 @@ class Residency(Generic[T]):
 
     def _can_help(self, held: _Held, copy: int, slots: float) -> bool:
         """Whether it helps a copy that may take so many more models if this one goes."""
-        return held.copy == copy or (slots >= 1 and self._room.are_together(held.copy, copy))
+        return held.copy == copy or (slots >= 1 and self.room.are_together(held.copy, copy))
 
     def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
-        due, slots = entries[0].arrived + PATIENCE if entries else now, self._room.left(copy)[1]
+        due, slots = entries[0].arrived + PATIENCE if entries else now, self.room.left(copy)[1]
         if now < due:
             self._due = due
         for model, held in self._held.items() if now >= due and self._closing is None else ():
@@ -373,7 +373,7 @@ class Residency(Generic[T]):
             self._held[other].beside = True
         self._held[model] = _Held(copy, self.uses.guess(model), beside=bool(others) or self._doing.is_running(copy))
         self._loading[model] = copy
-        self._room.add(copy, self._held[model].bytes, 1)
+        self.room.add(copy, self._held[model].bytes, 1)
 
     def _unload(self, model: Model) -> UnloadNow:
         self.uses.count(model, unloads=1)
@@ -381,7 +381,7 @@ class Residency(Generic[T]):
 
     def _drop(self, model: Model) -> int:
         held = self._held.pop(model)
-        self._room.add(held.copy, -held.bytes, -1)
+        self.room.add(held.copy, -held.bytes, -1)
         self._loading.pop(model, None)
         if self._closing == model:
             self._closing = None

@@ -47,19 +47,19 @@ class VersionFiles:
     key: str  # of the session
 
     @property
-    def _stem(self) -> str:
+    def stem(self) -> str:
         return os.path.join(self.folder, name_of(self.key))
 
     # What is wanted.
 
     def publish(self, wanted: Mapping[str, Wanted]) -> None:
         make_private(self.folder)
-        _put(f"{self._stem}.versions", {name: each.to_json() for name, each in wanted.items()})
+        _put(f"{self.stem}.versions", {name: each.to_json() for name, each in wanted.items()})
 
     def announce(self, model: str, path: str, model_id: str, stamp: str, name: str = "") -> bool:
         """A version is to be used from now on, says one of several processes that watch. Whether it was the first."""
         make_private(self.folder)
-        with open(f"{self._stem}.lock", "w") as lock:
+        with open(f"{self.stem}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed: what is read here, and published, is one step
             wanted = self.wanted()
             serve = wanted_of(wanted, model).serve
@@ -73,14 +73,14 @@ class VersionFiles:
     def mark(self) -> tuple[int, int] | None:
         """Changes with what is wanted; None: nothing was ever said."""
         try:
-            found = os.stat(f"{self._stem}.versions")
+            found = os.stat(f"{self.stem}.versions")
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
 
     def wanted(self) -> dict[str, Wanted]:
         try:
-            told = json.loads(Path(f"{self._stem}.versions").read_text())
+            told = json.loads(Path(f"{self.stem}.versions").read_text())
         except OSError:
             return {}
         return {name: Wanted.from_json(each) for name, each in told.items()}
@@ -89,7 +89,7 @@ class VersionFiles:
 
     def report(self, status: Status) -> None:
         with contextlib.suppress(OSError):  # the run has ended, and its folder is gone
-            _put(f"{self._stem}.{os.getpid()}.status", asdict(status))
+            _put(f"{self.stem}.{os.getpid()}.status", asdict(status))
 
     def reports(self) -> dict[str, Status]:
         """By process."""
@@ -104,7 +104,7 @@ class VersionFiles:
     @contextlib.contextmanager
     def at_work(self, version: Version, what: str, rows: int = 0) -> Iterator[None]:
         """Inside, this process may die of it: whoever comes later sees that (deaths())."""
-        path = f"{self._stem}.{os.getpid()}.{version.number}.{what}"
+        path = f"{self.stem}.{os.getpid()}.{version.number}.{what}"
         with contextlib.suppress(OSError):
             Path(path).write_text(str(rows))
         try:

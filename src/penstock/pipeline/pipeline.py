@@ -144,12 +144,12 @@ class Pipeline(Displayed):
 
     def start(self) -> RunHandle:
         """Start a run of the whole pipeline and return its handle: wait(), stop() and progress()."""
-        return self._start(self._whole_graph())
+        return self._start(self.graph())
 
     def collect(self, pcoll: PCollection[T]) -> list[T]:
         """Run what `pcoll` needs and return its rows, in order."""
         self._collected.add(pcoll)
-        run = self._start(self._graph_for([pcoll.producer], [pcoll]))
+        run = self._start(self.graph(pcoll))
         self.result = _waited(run)
         return run.rows.get(pcoll, [])
 
@@ -157,11 +157,17 @@ class Pipeline(Displayed):
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
         is_used(self._mark)
         engine, options = self._resolve()
-        text = engine.explain(self._whole_graph(), options)
+        text = engine.explain(self.graph(), options)
         found = (
             [] if self.result is None else sorted(f"  {key.step}: {note}" for key, note in self.result.metrics.notes.items())
         )
         return "\n".join([text, "", "found in the last run:", *found]) if found else text
+
+    def graph(self, collect: PCollection[Any] | None = None) -> Graph:
+        """The steps as run() would run them, inputs first: those that lead to `collect`, or all."""
+        if collect is None:
+            return self._graph_for(self._leaves())
+        return self._graph_for([collect.producer], [collect])
 
     def expand(self, transform: PTransform[Any, OutT], left: Any) -> OutT:
         """Expand a transform in this pipeline, under its name and its hints."""
@@ -231,9 +237,6 @@ class Pipeline(Displayed):
     def _unique(self, label: str) -> str:
         self._labels[label] += 1
         return label if self._labels[label] == 1 else f"{label}#{self._labels[label]}"
-
-    def _whole_graph(self) -> Graph:
-        return self._graph_for(self._leaves())
 
     def _leaves(self) -> list[Node]:
         """The steps that nothing follows; what only leads to the versions of a model is none of them."""

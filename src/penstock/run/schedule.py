@@ -134,7 +134,7 @@ class Scheduler:
         self._bundle_attempts = bundle_attempts
         self._workers: dict[int, _Worker] = {}
         self._failed_starts: Counter[tuple[int, bool]] = Counter()  # in a row, by pool and whether they were killed
-        self._waiting: list[Task] = []  # until their not_before
+        self.waiting: list[Task] = []  # until their not_before
         self._homes = Homes()
         self._held: Set[int] = frozenset()  # pools that do not grow
         self._next_task = 0
@@ -232,20 +232,20 @@ class Scheduler:
 
     def abandon(self) -> list[Task]:
         """All tasks that are not done."""
-        tasks = [task for stage in self._stages for task in stage.queued] + self._waiting
+        tasks = [task for stage in self._stages for task in stage.queued] + self.waiting
         return tasks + [task for worker in self._workers.values() for task in worker.running.values()]
 
     @property
     def finished(self) -> bool:
-        return not self._waiting and all(not stage.queued and not stage.running for stage in self._stages)
+        return not self.waiting and all(not stage.queued and not stage.running for stage in self._stages)
 
     def deadline(self) -> float | None:
         """When a waiting task may run again."""
-        return min((task.not_before for task in self._waiting), default=None)
+        return min((task.not_before for task in self.waiting), default=None)
 
     def decide(self, now: float) -> list[Command]:
-        due = [task for task in self._waiting if task.not_before <= now]
-        self._waiting = [task for task in self._waiting if task.not_before > now]
+        due = [task for task in self.waiting if task.not_before <= now]
+        self.waiting = [task for task in self.waiting if task.not_before > now]
         for task in due:
             self._stages[task.stage].push(task)
         commands: list[Command] = []
@@ -311,7 +311,7 @@ class Scheduler:
 
     def _is_over(self, pool: int) -> bool:
         """Whether no task can come to this pool any more."""
-        open_stages = {task.stage for task in self._waiting}
+        open_stages = {task.stage for task in self.waiting}
         open_stages |= {index for index, stage in enumerate(self._stages) if stage.queued or stage.running}
         reached = _reached([stage.feeds for stage in self._stages], open_stages)
         return not any(self._stages[index].pool == pool for index in reached)
@@ -324,7 +324,7 @@ class Scheduler:
     def _later(self, task: Task, when: float) -> None:
         self.retries += 1
         task.not_before = when
-        self._waiting.append(task)
+        self.waiting.append(task)
 
 
 def _free(workers: Mapping[int, _Worker], task: Task, pool: int, slots: int, place: str = "") -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ import cloudpickle
 
 INLINE_BYTES = 32 << 10
 _HEADER = struct.Struct("!IBB")  # bytes that follow, descriptors, whether the message itself is in the last one
-_MAX_FDS = 250
+MAX_FDS = 250
 
 
 class Channel:
@@ -46,7 +46,7 @@ class Channel:
     def receive(self) -> tuple[Any, list[int]]:
         """Wait for a message. The descriptors are the caller's to close. Raises EOFError when the peer is gone."""
         # No more than the header: there is no buffer here for the beginning of the next message.
-        header, fds, _, _ = socket.recv_fds(self.sock, _HEADER.size, _MAX_FDS)
+        header, fds, _, _ = socket.recv_fds(self.sock, _HEADER.size, MAX_FDS)
         if not header:
             raise EOFError("the other side is gone")
         try:
@@ -81,8 +81,8 @@ class Channel:
 @contextlib.contextmanager
 def frame(message: Any, fds: Sequence[int], plain: bool = False) -> Iterator[tuple[bytes, list[int]]]:
     """A message as bytes for the socket, and the descriptors to send with the first of them."""
-    if len(fds) >= _MAX_FDS:
-        raise ValueError(f"{len(fds)} file descriptors in one message; at most {_MAX_FDS - 1} can be sent")
+    if len(fds) >= MAX_FDS:
+        raise ValueError(f"{len(fds)} file descriptors in one message; at most {MAX_FDS - 1} can be sent")
     data: bytes = (pickle if plain else cloudpickle).dumps(message, protocol=5)
     if len(data) <= INLINE_BYTES:
         yield _HEADER.pack(len(data), len(fds), False) + data, list(fds)
@@ -108,7 +108,7 @@ class Frames:
     def receive(self) -> list[tuple[Any, list[int]]]:
         """The messages that are complete. Raises EOFError when the peer is gone, and OSError; BlockingIOError when there
         is nothing to read."""
-        data, fds, _, _ = socket.recv_fds(self._sock, 256 << 10, _MAX_FDS)
+        data, fds, _, _ = socket.recv_fds(self._sock, 256 << 10, MAX_FDS)
         if not data:
             raise EOFError("the other side is gone")
         self._data += data

@@ -211,6 +211,10 @@ class Leases:
                 found.setdefault(owner, []).append(number)
         return found
 
+    def forget(self) -> None:
+        """Keep no map for segments to come; what is referred to stays."""
+        self._maps.clear()
+
     def _mapped(self, fd: int, ref: SegmentRef) -> mmap.mmap:
         if self._private:
             found = mmap.mmap(fd, ref.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
