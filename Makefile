@@ -38,7 +38,7 @@ types: .venv-test/ready
 docs: .venv-docs/ready
 	.venv-docs/bin/mkdocs build
 
-# 1,000 kills with SIGKILL, at random moments and at every step of a commit; each run must end like one that was left alone.
+# 1,000 kills with SIGKILL, at random moments and before and after durable steps; each run must end like one that was left alone.
 torture: .venv-test/ready
 	.venv-test/bin/python tests/journal/kills/killing.py --kills 940
 	.venv-test/bin/python tests/journal/kills/killing.py --kills 60 --job encoder_job.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from kills.in_every_process import durable_steps
 from penstock.cli import main
 from penstock.errors import OutputError, StepError
 
@@ -102,7 +102,9 @@ run(Path(sys.argv[2]), late_text, workers=0, run_dir=Path(sys.argv[2], "run"))
 def start(folder: Path, **environment: str) -> int:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-c", JOB, str(Path(__file__).parent), str(folder)]
-    return subprocess.run(command, env={**os.environ, **environment}, check=False, capture_output=True).returncode
+    return subprocess.run(
+        command, env={**durable_steps.environment(), **environment}, check=False, capture_output=True
+    ).returncode
 
 
 @pytest.mark.timeout(600)
@@ -112,7 +114,7 @@ def test_a_run_that_is_killed_while_it_makes_parts_alike_goes_on(tmp_path: Path)
     assert start(tmp_path / "clean", PENSTOCK_CRASH_COUNTS=str(counts)) == 0
     places = max(path.stat().st_size for path in counts.iterdir())
     clean = {part.name: part.read_bytes() for part in (tmp_path / "clean" / "out").iterdir()}
-    for place in range(places - 26, places - 1, 5):  # the last ones: parts are rewritten, noted, renamed and done
+    for place in range(places - 41, places - 1, 8):  # the last ones: parts are rewritten, noted, renamed and done
         folder = tmp_path / str(place)
         assert start(folder, PENSTOCK_CRASH_AT=f"coordinator:{place}:{tmp_path}/mark{place}") == -9
         assert start(folder) == 0

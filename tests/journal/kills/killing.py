@@ -3,10 +3,9 @@
 python tests/journal/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
 
 Some kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The others hit
-the coordinator or a worker at its n-th place before or after a durable step (in_every_process/durable_steps.py). Each n that
-the clean run has is taken once, as the first kill of a run, in an order that the seed decides; later kills of a run take one
-of the first 40. At the end it is told how many were hit: which splits a worker gets is a matter of chance, so it may not
-come to the last ones.
+the coordinator or a worker at its n-th place before or after a durable step (in_every_process/durable_steps.py). No n is
+taken twice as the first kill of a run; their order is the seed's. Later kills of a run take one of the first 40. At the end
+it is told how many were hit: which splits a worker gets is a matter of chance, so it may not come to the last ones.
 
 When a run is done, its output must be that of the clean run, byte for byte, its counts the same, and nothing may be left: no
 process, no file aside, no temporary file, no socket. (Shared memory has no name and goes with the processes that hold it.)
@@ -115,7 +114,7 @@ class Killing:
 
     def _step(self, is_new: bool) -> tuple[str, int] | None:
         """A step to die at: of the coordinator, or of a worker. None for a kill at a random moment."""
-        if is_new and self.left and self.random.random() < 0.75:  # 1,000 kills make more than 500 runs: enough for all
+        if is_new and self.left and self.random.random() < 0.75:  # 1,000 kills take some 500 of them
             return self.left.pop()
         if self.random.random() < 0.5:
             return None
