@@ -40,8 +40,8 @@ docs: .venv-docs/ready
 
 # 1,000 kills with SIGKILL, at random moments and before and after durable steps; each run must end like one that was left alone.
 torture: .venv-test/ready
-	.venv-test/bin/python tests/journal/kills/killing.py --kills 940
-	.venv-test/bin/python tests/journal/kills/killing.py --kills 60 --job encoder_job.py
+	.venv-test/bin/python tests/kills/killing.py --kills 940
+	.venv-test/bin/python tests/kills/killing.py --kills 60 --job encoder_job.py
 
 # The properties, each time with new examples; make test takes the same ones each time.
 search: .venv-test/ready

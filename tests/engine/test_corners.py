@@ -580,3 +580,31 @@ def test_functions_of_a_script_travel_from_a_process_that_it_spawned(tmp_path):
     (tmp_path / "job.py").write_text(SPAWNS)
     ran = subprocess.run([sys.executable, tmp_path / "job.py"], capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout == "[10, 20]\n", ran.stderr
+
+
+ARGUMENTS = """\
+import json, sys
+import penstock as ps
+
+class Flags(ps.ModelHandler):
+    def load_model(self):
+        return sys.argv[1:]
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [[row, model] for row in batch]
+
+got = {}
+for place, workers, settings in [("here", 0, {}), ("worker", 2, {}), ("host", 2, {"large_model": True})]:
+    p = ps.Pipeline(workers=workers)
+    rows = p | ps.Create([1, 2]) | ps.Map(lambda row: sys.argv[1:])
+    got[place] = (rows | ps.RunInference(Flags(**settings))).collect()
+print(json.dumps(got))
+"""
+
+
+def test_a_script_has_its_arguments_in_all_its_processes(tmp_path):
+    (tmp_path / "job.py").write_text(ARGUMENTS)
+    command = [sys.executable, tmp_path / "job.py", "--scale", "3"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    flags = ["--scale", "3"]
+    assert json.loads(ran.stdout) == dict.fromkeys(("here", "worker", "host"), [[flags, flags]] * 2)

@@ -347,7 +347,7 @@ def test_columns(echo: Any) -> None:
     assert echo(columns=["path"]).examples_of(table.select(["path"])) == ["a.png", None]
     with pytest.raises(UsageError, match="column 'number' holds int64; expected paths or bytes of images"):
         echo(columns="number").check_columns(table.schema)
-    with pytest.raises(UsageError, match=r"columns \['nope'\] are not there"):
+    with pytest.raises(UsageError, match=r"columns \['nope'\] are missing"):
         echo(columns="nope").check_columns(table.schema)
     with pytest.raises(UsageError, match=r"the model takes images; name the column .* columns="):
         echo().check_columns(table.schema)

@@ -537,7 +537,7 @@ def test_a_usage_error_of_a_handler_ends_the_run(handling: dict[str, Any]) -> No
 
 
 def test_frames_without_a_column(uri: str) -> None:
-    with pytest.raises(RowError, match=r"columns \['nope'\] are not there"):
+    with pytest.raises(RowError, match=r"columns \['nope'\] are missing"):
         answers_of(SklearnModelHandlerPandas(uri, columns=["nope"]), [ONE_ROW])
 
 

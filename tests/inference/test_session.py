@@ -1210,7 +1210,7 @@ def test_no_thread_loads_a_model_that_is_about_to_have_a_host(monkeypatch, tmp_p
 
     monkeypatch.setattr(session_module, "is_small", lambda *_: False)
     monkeypatch.setattr(session_module, "fits", lambda *_: False)
-    monkeypatch.setattr(session_module, "_hosted_session", host)
+    monkeypatch.setattr(session_module, "hosted_session", host)
     found.append(session.load())
     other.join(PATIENCE)
     assert found == ["host", "host"]

@@ -587,7 +587,7 @@ def test_a_torn_end_of_the_journal_costs_one_commit(folder):
         "p | ps.ReadFromText('in/*.txt') | ps.WriteToText('out')\n"
         "p.run()\n"
     )
-    environment = durable_steps.environment(f"coordinator:60:{folder}/mark")
+    environment = durable_steps.environment(f"coordinator:90:{folder}/mark")
     assert subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, timeout=60).returncode == -signal.SIGKILL
     log = folder / "run" / "journal.db-wal"
     log.write_bytes(log.read_bytes()[:-1000] + b"torn")

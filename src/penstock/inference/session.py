@@ -73,7 +73,7 @@ class ProcessSessions(SessionState):
                 raise EngineError(f"step {step!r}: the run has ended")
             if key not in self._open:
                 place = choose_place(spec.wishes(), self.around)
-                kind = _hosted_session if place.hosted else InferenceSession
+                kind = hosted_session if place.hosted else InferenceSession
                 self._open[key] = kind(self, key, step, spec, place)
             return self._open[key]
 
@@ -187,7 +187,7 @@ class InferenceSession:
                 if self._place.measured:
                     place = self._measured_place()
                     if place.hosted:
-                        self._moved = _hosted_session(self._owner, self._key, self.step, self._spec, place)
+                        self._moved = hosted_session(self._owner, self._key, self.step, self._spec, place)
                     self._place = place  # last: whoever sees it without the lock looks where the model went
         if self._moved is None:
             self._load_here()
@@ -386,7 +386,7 @@ def _one_by_one(spans: list[Span[Request]], rows: int, first: int | None = None)
     return [[Span(entry, at, min(at + rows, stop))] for at in range(start, stop, rows)[:first]]
 
 
-def _hosted_session(owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
+def hosted_session(owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
     from penstock.inference.hosted import HostedSession
 
     return HostedSession(owner, key, step, spec, place)

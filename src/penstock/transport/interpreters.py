@@ -33,9 +33,10 @@ _OURS = "PENSTOCK_THREAD_VARIABLES"  # which of them are set by us
 
 _ENTRY = """\
 import importlib, sys
-sys.path[:] = eval(sys.argv[1])
-module, name = sys.argv[2].split(":")
-getattr(importlib.import_module(module), name)(*sys.argv[3:])
+main, *arguments = sys.argv[2:]
+sys.path[:], sys.argv = eval(sys.argv[1])
+module, name = main.split(":")
+getattr(importlib.import_module(module), name)(*arguments)
 """
 
 
@@ -45,8 +46,9 @@ def start_interpreter(
     fds: Sequence[int],
     variables: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """A process that imports from where this one does and calls main ("module:function"), with these descriptors open and
-    these variables in its environment. It leads a process group of its own."""
+    """A process that imports from where this one does, with the arguments of this one's script in sys.argv, and calls main
+    ("module:function"), with these descriptors open and these variables in its environment. It leads a process group of
+    its own."""
     if is_loading():  # that one would import the module too, and start another ...
         raise UsageError(
             "a module runs a pipeline when it is imported, and a process of another run imports it for what it defines: "
@@ -55,7 +57,7 @@ def start_interpreter(
     import subprocess
 
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _ENTRY, repr(import_path()), main, *map(str, arguments)],
+        [sys.executable, "-P", "-c", _ENTRY, repr((import_path(), sys.argv)), main, *map(str, arguments)],
         pass_fds=fds,  # copies: the caller closes its own
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -79,6 +80,7 @@ class RayFleet:
         self._pools = {pool.index: pool for pool in spec.pools.pools}
         self._run = spec.around.folder.rpartition("/")[2]
         self._programs = self._ray.put(dict(spec.programs))
+        self._script = (import_path(), sys.argv)
         self._class = self._ray.remote(RayWorker)
         self._members: dict[int, _Member] = {}
         self._keepers: dict[str, Keeper] = {}  # by node
@@ -105,7 +107,7 @@ class RayFleet:
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, import_path(), chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
+        ).remote(self._programs, self._script, chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
         self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)  # first: what is heard looks for it
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
 

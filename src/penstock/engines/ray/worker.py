@@ -45,14 +45,16 @@ class RayWorker:
     def __init__(
         self,
         programs: Mapping[int, bytes],
-        path: Sequence[str],
+        script: tuple[list[str], list[str]],
         slots: int,
         cores: int,
         around: Surroundings,
         run: str,
         nodes: int,
     ) -> None:
-        """path: where the driver imports from; what of it is on this node is looked through last. nodes: see share()."""
+        """script: the driver's sys.path and sys.argv; what of the first is on this node is looked through last. nodes: see
+        share()."""
+        path, sys.argv = script
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
         os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()

@@ -1,6 +1,6 @@
 """Kills a run with SIGKILL, again and again, runs it on until it is done, and compares it with a clean run.
 
-python tests/journal/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
+python tests/kills/killing.py --kills 1000 [--seed 7] [--job encoder_job.py]      (make torture)
 
 Some kills hit a process at a random moment: the coordinator, a worker, a model host, or all of them at once. The others hit
 the coordinator or a worker at its n-th place before or after a durable step (in_every_process/durable_steps.py). No n is
