@@ -93,7 +93,7 @@ def test_a_resumed_run_refuses_another_type_than_it_has_published(tmp_path: Path
 JOB = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_parquet_schema import late_text, run
 run(Path(sys.argv[2]), late_text, workers=0, run_dir=Path(sys.argv[2], "run"))
 """
