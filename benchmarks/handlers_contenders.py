@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from handlers_models import FRAMEWORKS, Framework
+from handlers_models import ALL, Framework
 from workload import COMPRESSION, Stopwatch, outcome
 
 FILES = 4
@@ -20,7 +20,7 @@ FILES = 4
 
 def make(folder: str, framework: str, rows: int) -> dict[str, Any]:
     """The model, and the rows in files."""
-    chosen = FRAMEWORKS[framework]
+    chosen = ALL[framework]
     chosen.make(Path(folder))
     Path(folder, "rows").mkdir()
     for at in range(FILES):
@@ -32,7 +32,7 @@ def make(folder: str, framework: str, rows: int) -> dict[str, Any]:
 
 def loop(folder: str, framework: str, output: str) -> dict[str, Any]:
     """Batches of one file after the other, the model's own call, and files again."""
-    chosen, times = FRAMEWORKS[framework], []
+    chosen, times = ALL[framework], []
     with Stopwatch() as watch:
         call = chosen.call(f"{folder}/model")
         Path(output).mkdir()
@@ -56,7 +56,7 @@ def penstock(folder: str, framework: str, output: str) -> dict[str, Any]:
     """With the same batch size, and no other setting. Texts are batched as Penstock likes."""
     import penstock as ps
 
-    chosen = FRAMEWORKS[framework]
+    chosen = ALL[framework]
     size: Any = {} if isinstance(chosen.takes, str) else {"max_batch_size": chosen.batch}
     with Stopwatch() as watch, ps.Pipeline() as p:
         handler = chosen.handler(f"{folder}/model", columns=chosen.takes, output_column="answer", **size)

@@ -10,6 +10,7 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from encoder import LONGEST, model_folder, reviews
 
 FEATURES = [f"x{at}" for at in range(32)]
-HIDDEN = 1024  # of the networks: two layers of so many
+HIDDEN = (1024, 1024)  # layers of the networks
+HIDDEN_ON_GPU = (4096,) * 8
 TREES = 200
 TRAINED_ON = 4_000
 
@@ -33,16 +35,15 @@ def training() -> tuple[Any, Any]:
     return x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(int)
 
 
-def weights() -> dict[str, Any]:
+def weights(hidden: Sequence[int] = HIDDEN) -> dict[str, Any]:
     random = np.random.default_rng(2)
-    sizes = [len(FEATURES), HIDDEN, HIDDEN, 1]
     made = {}
-    for at, (rows, columns) in enumerate(itertools.pairwise(sizes)):
-        made[f"w{at}"] = (random.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32)
+    for at, (rows, columns) in enumerate(itertools.pairwise([len(FEATURES), *hidden, 1])):
+        made[f"w{at}"] = random.standard_normal((rows, columns), np.float32) / np.float32(np.sqrt(rows))
     return made
 
 
-# Networks: x -> relu(x @ w0) -> relu(. @ w1) -> . @ w2
+# Networks: x -> relu(x @ w0) -> relu(. @ w1) -> ... -> . @ w2
 
 
 def make_onnx(folder: Path) -> None:
@@ -77,16 +78,19 @@ def onnx_call(path: str) -> Callable[[Any], Any]:
     return lambda x: session.run(None, {"x": x})[0]
 
 
-def make_safetensors(folder: Path) -> None:
+def make_safetensors(folder: Path, hidden: Sequence[int] = HIDDEN) -> None:
     from safetensors.numpy import save_file
 
-    save_file(weights(), folder / "model")
+    save_file(weights(hidden), folder / "model")
 
 
 def network(params: Any, x: Any) -> Any:
     import jax
 
-    return jax.nn.relu(jax.nn.relu(x @ params["w0"]) @ params["w1"]) @ params["w2"]
+    *layers, last = (params[f"w{at}"] for at in range(len(params)))
+    for layer in layers:
+        x = jax.nn.relu(x @ layer)
+    return x @ last
 
 
 def jax_handler(path: str, **settings: Any) -> Any:
@@ -103,40 +107,38 @@ def jax_call(path: str) -> Callable[[Any], Any]:
     return lambda x: np.asarray(call(params, x))
 
 
-def torch_network() -> Any:
+def torch_network(hidden: Sequence[int] = HIDDEN) -> Any:
     import torch
 
-    return torch.nn.Sequential(
-        torch.nn.Linear(len(FEATURES), HIDDEN, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.Linear(HIDDEN, HIDDEN, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.Linear(HIDDEN, 1, bias=False),
-    )
+    sizes = itertools.pairwise([len(FEATURES), *hidden, 1])
+    layers = [each for given, made in sizes for each in (torch.nn.Linear(given, made, bias=False), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers[:-1])
 
 
-def make_torch(folder: Path) -> None:
+def make_torch(folder: Path, hidden: Sequence[int] = HIDDEN) -> None:
     import torch
 
-    names = ("0.weight", "2.weight", "4.weight")
-    torch.save({name: torch.tensor(w.T) for name, w in zip(names, weights().values(), strict=True)}, folder / "model")
+    layers = enumerate(weights(hidden).values())
+    torch.save({f"{2 * at}.weight": torch.tensor(w.T).contiguous() for at, w in layers}, folder / "model")
 
 
-def torch_handler(path: str, **settings: Any) -> Any:
+def torch_handler(path: str, *, hidden: Sequence[int] = HIDDEN, **settings: Any) -> Any:
     from penstock.handlers.pytorch import PytorchModelHandlerTensor
 
-    return PytorchModelHandlerTensor(state_dict_path=path, model_class=torch_network, **settings)
+    kind: Any = {"model_class": torch_network, "model_params": {"hidden": hidden}}
+    return PytorchModelHandlerTensor(state_dict_path=path, **kind, **settings)
 
 
-def torch_call(path: str) -> Callable[[Any], Any]:
+def torch_call(path: str, *, hidden: Sequence[int] = HIDDEN, device: str = "cpu") -> Callable[[Any], Any]:
     import torch
 
-    model = torch_network()
+    model = torch_network(hidden)
     model.load_state_dict(torch.load(path, weights_only=True))
+    model.to(device)
 
     def call(x: Any) -> Any:
         with torch.inference_mode():
-            return model(torch.from_numpy(x)).numpy()
+            return model(torch.from_numpy(x).to(device)).cpu().numpy()
 
     return call
 
@@ -144,7 +146,8 @@ def torch_call(path: str) -> Callable[[Any], Any]:
 def make_keras(folder: Path) -> None:
     import keras
 
-    layers = [keras.layers.Dense(size, how, use_bias=False) for size, how in [(HIDDEN, "relu"), (HIDDEN, "relu"), (1, None)]]
+    sizes = [*((size, "relu") for size in HIDDEN), (1, None)]
+    layers = [keras.layers.Dense(size, how, use_bias=False) for size, how in sizes]
     model = keras.Sequential([keras.Input([len(FEATURES)]), *layers])
     model.set_weights([*weights().values()])
     model.save(folder / "model.keras")
@@ -310,3 +313,15 @@ FRAMEWORKS = {
     "Hugging Face": Framework(make_nothing, sentence_handler, sentence_call, 480, texts, "text", 32),
     "ONNX, texts": Framework(make_nothing, onnx_text_handler, onnx_text_call, 480, texts, "text", 32),
 }
+
+_GPU: Any = {"hidden": HIDDEN_ON_GPU}
+ON_GPU = {
+    "JAX on a GPU": Framework(partial(make_safetensors, **_GPU), partial(jax_handler, device="gpu"), jax_call, 4_000_000),
+    "PyTorch on a GPU": Framework(
+        partial(make_torch, **_GPU),
+        partial(torch_handler, device="GPU", **_GPU),
+        partial(torch_call, device="cuda", **_GPU),
+        4_000_000,
+    ),
+}
+ALL = {**FRAMEWORKS, **ON_GPU}

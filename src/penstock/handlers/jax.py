@@ -66,10 +66,11 @@ class JaxModelHandler(ArrayModelHandler):
 
     def load_model(self) -> JaxModel:
         check_versions("jax")
-        jax = import_jax()
+        jax = import_jax(self._device)
         device = device_named(self._device, jax)
         read = self._load_params or (lambda path: load_params(path, self._separator))
-        params = jax.device_put(read(self._model_uri), device)
+        with jax.default_device(device):  # where arrays are made that name no device: readers make some
+            params = jax.device_put(read(self._model_uri), device)
         return JaxModel(jax.jit(self._apply_fn), params, device, bool(jax.config.jax_enable_x64))
 
     def _takes_names(self, specs: Sequence[InputSpec]) -> bool:

@@ -14,6 +14,7 @@ from penstock.handlers.array_answers import by_name
 from penstock.handlers.model_files import open_model_file
 from penstock.handlers.threads import thread_share
 from penstock.io.files import hiding_secrets
+from penstock.transport.interpreters import is_own_process
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,21 @@ class JaxModel:
     wide: bool  # whether JAX computes with 64 bits
 
 
-def import_jax() -> Any:
-    """The module, which starts as many threads as this process may have."""
+def import_jax(device: str | None) -> Any:
+    """The module, which starts as many threads as this process may have. Where the CPU is asked for, in a process of ours,
+    it starts there alone: by itself it takes most of the memory of every GPU that it sees, in each process."""
     share = thread_share()
     if share is not None:
         os.environ.setdefault("NPROC", str(share))  # what XLA reads when it starts
     import jax
 
+    if is_own_process() and _kind(device) == "cpu" and not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
     return jax
+
+
+def _kind(device: str | None) -> str:
+    return (device or "cpu").partition(":")[0]
 
 
 def load_params(uri: str, separator: str | None) -> Any:
@@ -83,11 +91,10 @@ def _nested(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def device_named(name: str | None, jax: Any) -> Any:
-    """The device by JAX's own words, such as "cpu", "gpu:1" or "tpu"; None: the CPU, as for other handlers. JAX by itself
-    takes a GPU, and most of its memory, in every worker process."""
-    kind, _, number = (name or "cpu").partition(":")
+    """The device by JAX's own words, such as "cpu", "gpu:1" or "tpu"; None: the CPU, as for other handlers."""
+    number = (name or "").partition(":")[2]
     try:
-        return jax.devices(kind)[int(number or 0)]
+        return jax.devices(_kind(name))[int(number or 0)]
     except (RuntimeError, IndexError, ValueError) as exc:
         there = [f"{device.platform}:{device.id}" for device in jax.devices()]
         raise UsageError(f"device={name!r} is not here: JAX sees {there}; {exc}") from exc

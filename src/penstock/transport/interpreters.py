@@ -29,7 +29,7 @@ _THREAD_VARIABLES = (
 )
 
 
-_OURS = "PENSTOCK_THREAD_VARIABLES"  # which of them are set by us
+_OURS = "PENSTOCK_THREAD_VARIABLES"  # which of them are set by us; set in all processes that Penstock starts
 
 _ENTRY = """\
 import importlib, sys
@@ -80,6 +80,11 @@ def thread_variables(cores: int) -> dict[str, str]:
     wanted = dict.fromkeys(_THREAD_VARIABLES, str(cores)) | {"TOKENIZERS_PARALLELISM": "false"}
     told = {name: value for name, value in wanted.items() if name not in os.environ or name in ours}
     return told | {_OURS: ",".join(told)}
+
+
+def is_own_process() -> bool:
+    """Whether Penstock has started this process, a worker or a host, so that nothing else uses it."""
+    return _OURS in os.environ
 
 
 def above_standard(sock: socket.socket) -> socket.socket:
