@@ -248,6 +248,8 @@ def meanwhile(act, run):
         try:
             act()
         except BaseException:
+            if result.done():
+                result.result()  # the run's own error says more
             run.stop()
             raise
         return result.result()

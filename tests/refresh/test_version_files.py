@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
-from penstock.models.version_files import Status, VersionFiles
+from penstock.models.version_files import Status, VersionFiles, exchange
 from penstock.models.versions import ORIGINAL, Trial, Version, Wanted, wanted_of
 
 
@@ -32,6 +33,14 @@ def test_reports_of_processes_are_read_as_they_were_written(tmp_path):
     files.report(status)
     assert files.reports() == {str(os.getpid()): status}
     VersionFiles(str(tmp_path / "gone" / "run"), "s").report(status)  # the run is over: nobody reads it
+
+
+def test_threads_that_write_at_once_do_not_get_in_each_others_way(tmp_path):
+    told = [{"model.versions": json.dumps({"n": "x" * 10_000 * n}).encode()} for n in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda at: exchange(str(tmp_path), told[at % 4]), range(400)))
+    assert os.listdir(tmp_path) == ["model.versions"]
+    assert (tmp_path / "model.versions").read_bytes() in {each["model.versions"] for each in told}
 
 
 def test_who_died_at_work_on_a_version_is_seen(tmp_path):

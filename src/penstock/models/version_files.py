@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -167,7 +168,7 @@ def _is_gone(process: int) -> bool:
 
 
 def _put(path: str, told: Any) -> None:
-    new = f"{path}.{os.getpid()}.new"  # of this process: two that write at once do not share it
+    new = f"{path}.{os.getpid()}-{threading.get_ident()}.new"  # two that write at once do not share it
     with open(new, "w", encoding="utf-8") as file:
         json.dump(told, file)
     os.replace(new, path)

@@ -252,6 +252,7 @@ class RayFleet:
         wanted = wanted_files(self._spec.around.folder)
         keeper = self._keepers[node] = Keeper(self._ray, node, self._run, self._gpus.get(node, 0), wanted)
         keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(KEEPER, node, -1, call)))
+        self._hear(VERSIONS, node, -1, keeper.versions)
 
     def _settle(self, worker: int, member: _Member) -> None:
         keeper = self._keepers[member.node]

@@ -57,5 +57,5 @@ class Keeper:
         self.actor = ray.remote(HostKeeper).options(**options).remote(run)
         self.gpus = self.actor.gpus.remote()  # passed on to workers as it is: Ray waits for it
         self.versions = self.actor.exchange.remote(wanted)  # the same
-        self.is_asked = False  # what its processes say
+        self.is_asked = True  # what its processes say: by that call, first of all
         self.stays = self.actor.stay.remote()
