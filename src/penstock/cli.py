@@ -121,6 +121,7 @@ def _near_flag(argument: str) -> str | None:
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser, and those of the commands that run a script."""
     parser = argparse.ArgumentParser(prog="penstock", description="ML inference over batch data as one transform.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     scripted = {}
     for name, text in SCRIPTED.items():

@@ -322,6 +322,16 @@ def test_missing_and_wrong_files(file_type: ModelFileType, tmp_path: Path) -> No
         SklearnModelHandlerNumpy(str(junk), file_type, trusted=True).load_model()
 
 
+def test_a_model_in_the_place_of_its_path_and_a_name_that_says_another_type(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"SklearnModelHandlerNumpy\(a LinearRegression\): expected the path of a saved model"
+    ):
+        SklearnModelHandlerNumpy(LinearRegression())  # type: ignore[arg-type]
+    (tmp_path / "model.pkl").write_bytes(b"a pickle")
+    with pytest.raises(InputError, match=r"give model_file_type=ModelFileType.PICKLE"):
+        SklearnModelHandlerNumpy(str(tmp_path / "model.pkl")).load_model()
+
+
 def test_a_file_type_must_be_one(uri: str) -> None:
     with pytest.raises(UsageError, match=r"model_file_type='pickle': expected one of ModelFileType.SKOPS"):
         SklearnModelHandlerNumpy(uri, "pickle")  # type: ignore[arg-type]

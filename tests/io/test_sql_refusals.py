@@ -77,6 +77,8 @@ def test_wrong_calls(tmp_path: Path) -> None:
     for url in ("sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"):
         with pytest.raises(UsageError, match="a database in memory is gone with its connection"):
             ps.WriteToSql(url, "answers")
+    with pytest.raises(UsageError, match="a file of SQLite comes after three slashes"):
+        ps.WriteToSql("sqlite://x.db", "answers")
     wrong: list[tuple[Any, ...]] = [
         ({"url": 3, "table": "answers"}, "expected 'postgresql"),
         ({"table": ""}, "expected the name of a table"),
@@ -90,7 +92,9 @@ def test_wrong_calls(tmp_path: Path) -> None:
     for options, message in wrong:
         with pytest.raises(UsageError, match=message):
             ps.WriteToSql(**{"url": f"sqlite:///{tmp_path}/x.db", **options})
-    assert "unable to open database file" in told(f"sqlite:///{tmp_path}/nowhere/x.db")
+    assert f"unable to open database file; there is no folder {tmp_path}/nowhere" in told(
+        f"sqlite:///{tmp_path}/nowhere/x.db"
+    )
     (tmp_path / "text.db").write_text("this is no database" * 100)
     assert "file is not a database" in told(f"sqlite:///{tmp_path}/text.db")
 

@@ -38,6 +38,7 @@ def test_a_transform_can_be_applied_twice():
     [
         (lambda p: p | ps.Create([1]) | len, "wrap it in ps.Map"),
         (lambda p: p | ps.Create([1]) | 3, "is not a transform: expected a transform such as"),
+        (lambda p: p | ps.Create([1]) | ps.ModelHandler(), r"wrap it in ps.RunInference\(...\)"),
         (lambda p: p | ps.Create([1]) | ps.Reshuffle, r"call it: Reshuffle\(...\)"),
         (lambda p: [1, 2] | ps.Map(str), "expected a Pipeline or a PCollection; rows in memory become one with"),
         (lambda p: p | ps.Map(str), "needs one PCollection on its left, not Pipeline"),

@@ -160,6 +160,8 @@ def test_partitions_by_number():
     assert parts[2].collect() == [2, 5, 8]
     with pytest.raises(GraphError, match="there is no output 3; the outputs are '0', '1', '2'$"):
         parts[3]
+    with pytest.raises(GraphError, match=r"'0', '1', '2': take one of them, as in \['0'\].collect\(\)$"):
+        parts.collect()
 
 
 def test_partition_out_of_range(pipeline):

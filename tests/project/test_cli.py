@@ -39,8 +39,9 @@ with ps.Pipeline() as p:
 """
 
 
-def test_version(penstock):
-    done = penstock("version")
+@pytest.mark.parametrize("words", ["version", "--version"])
+def test_version(penstock, words):
+    done = penstock(words)
     assert (done.returncode, done.stdout) == (0, f"penstock {ps.__version__}\n")
 
 

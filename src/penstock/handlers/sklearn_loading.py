@@ -22,6 +22,9 @@ class ModelFileType(enum.Enum):
     JOBLIB = "joblib"
 
 
+NAMES = {ModelFileType.JOBLIB: (".joblib",), ModelFileType.PICKLE: (".pkl", ".pickle"), ModelFileType.SKOPS: (".skops",)}
+
+
 def check_trust(uri: str, file_type: object, trusted: Trust) -> None:
     """UsageError when a file of this type may not be loaded without trust. Called when a handler is made."""
     if not isinstance(file_type, ModelFileType):
@@ -49,9 +52,11 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
         except UsageError:
             raise
         except Exception as exc:
+            named = next((kind for kind, names in NAMES.items() if str(uri).endswith(names)), file_type)
+            hint = "the path and model_file_type" if named is file_type else f"the path, give model_file_type={named}"
             raise InputError(
-                f"{str(uri)!r} could not be loaded as a {file_type.value} file: {type(exc).__name__}: {exc}; check the "
-                "path and model_file_type, and that the packages the model was made with are installed"
+                f"{str(uri)!r} could not be loaded as a {file_type.value} file: {type(exc).__name__}: {exc}; check {hint}, "
+                "and see that the packages the model was made with are installed"
             ) from exc
 
 

@@ -6,12 +6,13 @@ rows or a table -> one matrix (NumPy) or frame (pandas) -> one call of the model
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from penstock.answers import leave_out, make_room
-from penstock.errors import BadRowsError
+from penstock.errors import BadRowsError, UsageError
 from penstock.handlers.array_answers import answers_of, tuples_by_number
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.tabular_data import (
@@ -51,6 +52,9 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
             least = settings.get("min_batch_size")
             settings = {**settings, "max_batch_size": max(DEFAULT_MAX_BATCH_SIZE, least if isinstance(least, int) else 0)}
         super().__init__(**settings)
+        if not isinstance(model_uri, (str, os.PathLike)):
+            seen = f"{type(self).__name__}(a {type(model_uri).__name__})"
+            raise UsageError(f"{seen}: expected the path of a saved model; save the model first, and pass its path")
         self._model_uri = model_uri
 
     def _call(self, model: Any, data: Any, inference_args: InferenceArgs) -> Any:

@@ -215,5 +215,5 @@ class WriteToSql(Write[Any]):
 def _checked_keys(keys: Any) -> tuple[str, ...]:
     fits = isinstance(keys, (list, tuple)) and keys and all(isinstance(key, str) for key in keys)
     if not fits or len(set(keys)) < len(keys):
-        raise UsageError(f"WriteToSql(upsert_by={keys!r}): expected a list of column names (different ones)")
+        raise UsageError(f"WriteToSql(upsert_by={keys!r}): expected a list of column names (different ones), such as ['id']")
     return tuple(keys)

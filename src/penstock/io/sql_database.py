@@ -88,7 +88,9 @@ class Database:
         message = self._without_secrets(safe_str(getattr(exc, "orig", None) or exc)).strip()
         if len(message) > MOST_TEXT:
             message = f"{message[:MOST_TEXT]}..."
-        return OutputError(f"{doing} in {self.shown}: the database says: {message}")
+        folder = "" if self.is_postgres else os.path.dirname(_file_of(self._url))
+        hint = f"; there is no folder {folder}: make it" if folder and not os.path.isdir(folder) else ""
+        return OutputError(f"{doing} in {self.shown}: the database says: {message}{hint}")
 
     def _cause(self, exc: Exception) -> Exception | None:
         text = safe_str(exc)
@@ -133,6 +135,10 @@ def _checked(url: str | sa.URL) -> sa.URL:
         if "@" in f"{made.host}{made.database}":
             raise UsageError("WriteToSql: the URL has two '@'; in a user name or password, write it as %40")
         return made
+    if made.host:
+        raise UsageError(
+            "WriteToSql: a file of SQLite comes after three slashes, a whole path after four: sqlite:///file.db"
+        )
     if made.database in (None, "", ":memory:") or made.query.get("mode") == "memory":
         raise UsageError("WriteToSql: a database in memory is gone with its connection; name a file: sqlite:///file.db")
     return made if made.database.startswith("file:") else made.set(database=os.path.abspath(made.database))

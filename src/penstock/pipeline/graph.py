@@ -142,7 +142,9 @@ class Outputs(Displayed, Generic[T]):
         try:
             return self._by_tag[name]  # type: ignore[index]
         except KeyError:
-            raise GraphError(f"there is no output {tag!r}; the outputs are {', '.join(map(repr, self._order))}") from None
+            hint = f": take one of them, as in [{self._order[0]!r}].{tag}()" if hasattr(PCollection, str(tag)) else ""
+            outputs = ", ".join(map(repr, self._order))
+            raise GraphError(f"there is no output {tag!r}; the outputs are {outputs}{hint}") from None
 
     def __getattr__(self, tag: str) -> PCollection[T]:
         if tag.startswith("__"):
@@ -187,6 +189,8 @@ def apply(transform: Any, left: Any) -> Any:
     """What `left | transform` does: check both, and expand the transform in the left side's pipeline."""
     if not isinstance(transform, PTransform):
         hint = "wrap it in ps.Map(...)" if callable(transform) else "expected a transform such as ps.Map(f)"
+        if hasattr(transform, "run_inference"):  # a handler of a model, which this layer does not know
+            hint = "wrap it in ps.RunInference(...)"
         if isinstance(transform, type) and issubclass(transform, PTransform):
             hint = f"call it: {transform.__name__}(...)"
         raise GraphError(f"{_describe(transform)} on the right of | is not a transform: {hint}")
