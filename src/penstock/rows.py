@@ -189,6 +189,8 @@ def user_traceback(exc: BaseException) -> str:
     frames = exc.__traceback__
     while frames is not None and _is_own(frames):
         frames = frames.tb_next
+    if frames is not None:
+        _forget_earlier_calls(exc)
     frames = frames or exc.__traceback__
     try:
         if frames is None or not _is_plain(exc):
@@ -197,6 +199,16 @@ def user_traceback(exc: BaseException) -> str:
         return f"Traceback (most recent call last):\n{_told_frames(frames)}{last}".rstrip()
     except Exception:  # there is no end to what an error's class may do
         return f"{type(exc).__name__}: {safe_str(exc)}"
+
+
+def _forget_earlier_calls(exc: BaseException) -> None:
+    """Rows of a batch that failed are called for again while Penstock handles its error: that is not how this one arose."""
+    error: BaseException | None = exc
+    while error is not None:
+        before = error.__context__
+        if before is not error.__cause__ and before is not None and before.__traceback__ and _is_own(before.__traceback__):
+            error.__context__ = before = None  # Penstock has caught it, and not the user's code
+        error = before
 
 
 def _is_plain(exc: BaseException) -> bool:
