@@ -306,7 +306,7 @@ FRAMEWORKS = {
     "ONNX": Framework(make_onnx, onnx_handler, onnx_call, 400_000),
     "JAX": Framework(make_safetensors, jax_handler, jax_call, 400_000),
     "PyTorch": Framework(make_torch, torch_handler, torch_call, 400_000),
-    "TensorFlow": Framework(make_keras, tensorflow_handler, tensorflow_call, 400_000),
+    "TensorFlow": Framework(make_keras, tensorflow_handler, tensorflow_call, 1_200_000),
     "scikit-learn": Framework(make_sklearn, sklearn_handler, sklearn_call, 800_000),
     "XGBoost": Framework(make_xgboost, xgboost_handler, xgboost_call, 1_200_000),
     "LightGBM": Framework(make_lightgbm, lightgbm_handler, lightgbm_call, 800_000),
