@@ -11,10 +11,12 @@ demo: .venv-demo/ready
 	.venv-demo/bin/python examples/embed_texts.py
 
 # Tests start thousands of interpreters, each of which would compile the package where bytecode is not written. Two files of
-# tests run at a time: many tests wait for processes to start and end.
+# tests run at a time: many tests wait for processes to start and end. Tests that kill processes and wait for others depend on
+# what else the machine does: what failed beside others is shown, and runs once more, alone. What fails twice has failed.
 test: .venv-test/ready
 	.venv-test/bin/python -m compileall -q src
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder || \
+		{ test $$? -eq 1 && .venv-test/bin/python -m pytest --last-failed --last-failed-no-failures none; }
 
 # TensorFlow is large: it has an environment of its own.
 test-tensorflow: .venv-test-tensorflow/ready

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -89,7 +90,8 @@ def test_the_rows_that_fail_alone_are_told_from_the_others(pipeline):
         assert (failure.model_id, failure.attempts) == ("model-1", 1)
         assert "run_inference" in failure.traceback
         assert failure.traceback.endswith(f"ValueError: cannot take [{row}]")
-        assert failure.traceback.count("Traceback") == 1 and "penstock/" not in failure.traceback, "the row's own error alone"
+        assert failure.traceback.count("Traceback") == 1, "the row's own error alone"
+        assert str(Path(ps.__file__).parent) not in failure.traceback  # no frames of the library's own
     count = p.result.counts["Ask"]
     assert (count.rows_in, count.rows_out, count.rows_failed) == (600, 594, 6)
     assert p.result.metrics.counter("num_inferences") == 594
