@@ -9,7 +9,7 @@ from penstock.blocks import Block, row_count, slice_rows
 from penstock.forks import end_if_forked, this_process
 from penstock.inference.calls import checked_answers
 from penstock.inference.model import ModelCopy
-from penstock.models.outcome import Outcome, in_one
+from penstock.models.outcome import Outcome
 from penstock.row_copies import are_constant
 
 if TYPE_CHECKING:
@@ -22,32 +22,36 @@ def outcomes_in_a_row(copy: Resident, rows: Block, size: int, how: tuple[Any, ..
     if row_count(rows) <= size:
         return [copy.outcomes(rows, *how, prepared=prepared)]
     first = copy.outcomes(slice_rows(rows, 0, size), *how, prepared=prepared)
-    if type(first.answers) is not list or not isinstance(copy, ModelCopy) or not _is_plain(copy, rows):
+    if type(first.answers) is not list or not isinstance(copy, ModelCopy) or not _leaves_rows(copy, rows):
         return [first, *(copy.outcomes(batch, *how, prepared=prepared) for batch in _batches(rows, size, size))]
-    answers, raised = _plain_answers(copy, rows, size, how[0])
+    answers, raised = _plain_answers(copy, rows, size, how[0], first.answers)
     made = Outcome(answers, model_id=copy.model_id())
-    if raised is None and (whole := in_one([first, made])) is not None:
-        return [whole]
-    outcomes = [first, *(made._replace(answers=each) for each in _batches(answers, 0, size))]
-    for batch in _batches(rows, size + len(answers), size):
+    if raised is None and first.is_plain() and first.model_id == made.model_id:
+        return [first._replace(answers=answers)]
+    outcomes = [first, *(made._replace(answers=each) for each in _batches(answers, size, size))]
+    for batch in _batches(rows, len(answers), size):
         outcomes.append(copy.outcomes(batch, *how, raised=raised))
         raised = None
     return outcomes
 
 
-def _is_plain(copy: ModelCopy, rows: Block) -> bool:
+def _leaves_rows(copy: ModelCopy, rows: Block) -> bool:
     """Whether a call is just that, and leaves the rows as they were submitted."""
     return copy.is_plain and isinstance(rows, list) and (are_constant(rows) or not copy.handler.changes_rows())
 
 
-def _plain_answers(copy: ModelCopy, rows: Block, size: int, args: Any) -> tuple[list[Any], BaseException | None]:
-    """The answers from the second batch on, up to the first call that fails, and what that has raised."""
+def _plain_answers(
+    copy: ModelCopy, rows: Any, size: int, args: Any, first: list[Any]
+) -> tuple[list[Any], BaseException | None]:
+    """The answers of all batches, up to the first call that fails, and what that has raised. `first`: those of the first
+    batch, which has run."""
     assert copy.loaded is not None
     run, model, began = copy.handler.run_inference, copy.loaded.model, this_process()
-    answers: list[Any] = []
+    answers = list(first)
     try:
-        for batch in _batches(rows, size, size):
-            count = len(batch)  # the list is the handler's own: it may use it up
+        for at in range(size, len(rows), size):
+            batch = rows[at : at + size]
+            count = len(batch)  # now: the list is the handler's own, which may use it up
             made: Any = run(batch, model, args)
             end_if_forked(began, copy.step)
             if type(made) is not list or len(made) != count:

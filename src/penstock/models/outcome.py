@@ -28,24 +28,17 @@ class Outcome(NamedTuple):
     counts: Mapping[str, int] = {}  # what the handler has counted by itself
     stale: int | None = None  # nothing was called: the rows are to be prepared again, for the version of this number
 
+    def is_plain(self) -> bool:
+        """Whether it is a list of answers by one call, and no more is to be said of it."""
+        whole = self.stale is None and type(self.answers) is list and self.calls == 1 and self.out_of_memory is None
+        return whole and not (self.failures or self.again or self.wrapped)
+
 
 def in_one(outcomes: Sequence[Outcome]) -> Outcome | None:
     """What batches of one model that ran in a row came to, as if they were one; None where more is to be said of one."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
-    for each in outcomes:
-        answers, failures, calls, again, model_id, wrapped, out_of_memory, *_, stale = each
-        if (
-            stale is not None
-            or type(answers) is not list
-            or failures
-            or calls != 1
-            or again
-            or wrapped
-            or out_of_memory is not None
-        ):
-            return None
-        if model_id != first.model_id:
-            return None
+    if not all(each.is_plain() and each.model_id == first.model_id for each in outcomes):
+        return None
     return first._replace(answers=list(chain.from_iterable([each.answers for each in outcomes])))
