@@ -42,7 +42,7 @@ class StagedEncoderHandler(Noting, SentenceTransformerModelHandler):
         self._wrap(server._Server, "_send", "send")
         self._wrap(huggingface_encoders, "collated", "collate")
         self._wrap(pytorch_running, "_launch", "launch")
-        self._wrap(pytorch_running._Pinned, "staged", "stage a tensor")
+        self._wrap(pytorch_running._Own, "staged", "stage a tensor")
         self._wrap(torch.cuda.Event, "synchronize", "wait for the device")
         return model
 

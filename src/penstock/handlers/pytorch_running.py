@@ -22,26 +22,27 @@ InputsT = TypeVar("InputsT", bound="torch.Tensor | dict[str, torch.Tensor]")
 # once for a thread.
 _LAUNCHER = ThreadPoolExecutor(1, "penstock-launch")
 
-_OWN = threading.local()  # of each thread: seconds of its batches
-
 
 def run_on(device: torch.device, inputs: InputsT, run: Callable[[InputsT], Any], fetch: Callable[[Any], T]) -> T:
     """fetch(run(inputs)), with the inputs, a tensor or a dict of them, on the device; fetch() brings answers from it. On a
-    GPU this thread waits for its own batch alone, on a stream of its own, so that another can set up the next one meanwhile;
-    the device runs them in turn."""
+    GPU this thread copies its own batch there and its answers back, on a stream of its own, and waits for these alone, so
+    that batches are copied while the one before is computed; the device computes them in turn."""
     import torch
 
     if device.type != "cuda":
         with torch.inference_mode():
             output = run(_moved(inputs, lambda tensor, _: tensor.to(device)))
         return fetch(output)
-    staged = _moved(inputs, _PINNED.staged)
-    output, began, done = _LAUNCHER.submit(_launch, staged, run, device).result()  # launched, and not yet computed
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # not the launcher's, where others were launched since
+    staged, own = _moved(inputs, _OWN.staged), _OWN.stream(device)
+    with torch.inference_mode(), torch.cuda.stream(own):  # not the launcher's, where the batch before is computed
+        copied = _moved(staged, lambda tensor, _: tensor.to(device, non_blocking=True))
+        there = own.record_event()
+        launched = _LAUNCHER.submit(_launch, copied, there, run, device)
+        output, began, done = launched.result()  # it is not yet computed
         done.wait()
         fetched = fetch(output)
-    done.synchronize()  # before this thread fills its pinned memory again, and for the time that it took
-    _OWN.seconds = getattr(_OWN, "seconds", 0.0) + began.elapsed_time(done) / 1e3
+    done.synchronize()  # before the inputs are freed and the pinned memory is filled again, and for the time that it took
+    _OWN.seconds += began.elapsed_time(done) / 1e3
     return fetched
 
 
@@ -59,23 +60,23 @@ def attention_without_plans(device: torch.device) -> contextlib.AbstractContextM
 
 def take_device_seconds() -> float | None:
     """How long a GPU was at work on what this thread ran by run_on() since it last asked; None: on nothing."""
-    seconds: float = getattr(_OWN, "seconds", 0.0)
-    _OWN.seconds = 0.0
+    seconds, _OWN.seconds = _OWN.seconds, 0.0
     return seconds or None
 
 
 def _launch(
-    staged: InputsT, run: Callable[[InputsT], Any], device: torch.device
+    copied: InputsT, there: torch.cuda.Event, run: Callable[[InputsT], Any], device: torch.device
 ) -> tuple[Any, torch.cuda.Event, torch.cuda.Event]:
     """What it gives, and when the device began and ended it: all batches are on one stream, where one begins when the one
-    before has ended."""
+    before has ended. `there`: when the inputs, which another stream copies, are on the device."""
     import torch
 
     stream = torch.cuda.current_stream(device)
     began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.inference_mode():
+        stream.wait_event(there)
         began.record(stream)
-        output = run(_moved(staged, lambda tensor, _: tensor.to(device, non_blocking=True)))
+        output = run(copied)
         done.record(stream)
         return output, began, done
 
@@ -89,12 +90,22 @@ def _moved(inputs: InputsT, move: Callable[[torch.Tensor, int], torch.Tensor]) -
     return made  # type: ignore[no-any-return]
 
 
-class _Pinned(threading.local):
-    """Memory that a device reads by itself, so that a copy does not wait for what the device is at: of each thread, used
-    again for each of its batches, because making it takes longer than filling it. A thread has one batch at a time."""
+class _Own(threading.local):
+    """What each thread has for its batches, of which it runs one at a time: a stream for copies, and memory that a device
+    reads by itself, so that a copy does not wait for what the device is at. Both are used again: making the memory takes
+    longer than filling it, and each stream keeps memory of the device."""
 
     def __init__(self) -> None:
+        self.seconds = 0.0  # that a GPU was at work
         self._buffers: dict[int, torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        import torch
+
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
 
     def staged(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """The tensor in the buffer of this number."""
@@ -109,7 +120,7 @@ class _Pinned(threading.local):
         return buffer[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-_PINNED = _Pinned()
+_OWN = _Own()
 
 
 def on_gpu(device: str) -> bool:
