@@ -294,6 +294,65 @@ def test_ragged_answers_become_lists(texts, tmp_path):
     assert all(len(vector) >= len(text) for vector, text in zip(got["vector"].to_pylist(), TEXTS, strict=True))
 
 
+class Boxes(ps.ModelHandler):
+    """As many boxes for a row as it says: arrays of unequal shapes, but in batches where all are alike."""
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        boxes = [np.full((count, 4), count, dtype=np.float32) for count in batch]
+        marks = [np.full((count, 2), count, dtype=np.int8) for count in batch]
+        if len(set(batch)) == 1:
+            return {"boxes": np.stack(boxes), "marks": np.stack(marks)}
+        return [dict(zip(("boxes", "marks"), pair, strict=True)) for pair in zip(boxes, marks, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ragged_arrays_of_two_axes_keep_their_type(tmp_path, workers):
+    counts = [at % 3 for at in range(300)] + [2] * 300
+    pq.write_table(pa.table({"count": counts}), tmp_path / "in.parquet", row_group_size=50)
+    with ps.Pipeline(workers=workers) as p:
+        answered = (
+            p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(Boxes(columns="count", output_prefix="o_"))
+        )
+        answered | ps.WriteToParquet(tmp_path / "out")
+    got = pq.read_table(tmp_path / "out")
+    assert got.schema.field("o_boxes").type == pa.list_(pa.list_(pa.float32(), 4))
+    assert got.schema.field("o_marks").type == pa.list_(pa.list_(pa.int8(), 2))
+    assert got["o_boxes"].to_pylist() == [[[count] * 4] * count for count in counts]
+    assert got["o_marks"].to_pylist() == [[[count] * 2] * count for count in counts]
+
+
+VECTOR, THING = np.float32([1, 2]), np.float32(1.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (VECTOR, pa.list_(pa.float32(), 2)),
+        ({"of": {"vector": VECTOR}, "score": THING}, None),
+        (THING, pa.float32()),
+        (np.array(True), pa.bool_()),
+        (np.str_("a"), pa.string()),
+        ([np.float32([[1, 2]])], pa.list_(pa.list_(pa.list_(pa.float64())))),
+    ],
+)
+def test_a_list_of_answers_is_a_column_of_their_type(texts, answer, kind):
+    class Same(Lengths):
+        def run_inference(self, batch, model, inference_args=None):
+            return [answer for _ in batch]
+
+    read = ps.Pipeline(workers=0) | ps.ReadFromParquet(texts)
+    out = read | ps.RunInference(Same()) | ps.MapBatches(_type_of_vector, format="arrow")
+    inner = pa.struct({"of": pa.struct({"vector": pa.list_(pa.float32(), 2)}), "score": pa.float32()})
+    assert {row["type"] for row in out.collect()} == {str(kind or inner)}
+
+
+def _type_of_vector(table):
+    return pa.table({"type": [str(table.schema.field("vector").type)] * table.num_rows})
+
+
 def test_a_resumed_run_has_the_same_columns(texts, tmp_path):
     def run(**options):
         with ps.Pipeline(workers=2, run_dir=str(tmp_path / "run"), **options) as p:
