@@ -180,6 +180,70 @@ def test_arguments_of_a_row_go_before_those_of_the_step():
         assert [row["y"] for row in made.collect()] == ["0.7 2", "0 2"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"prompt": "{t}", "columns": ["u"]},
+            r"prompt='{t}' needs \['t'\], but columns=\['u'\] leaves them out",
+        ),
+        ({"columns": ["a", "b"]}, r"columns=\['a', 'b'\] are several: .* such as prompt='{a}: {b}'"),
+        ({"columns": ["a", "b"], "args_column": "b", "prompt": "{c}"}, "leaves them out"),
+        ({"columns": ["a", "b"], "args_column": "c"}, "are several"),
+        ({"args_column": "c"}, r"args_column='c': name the column of texts, too"),
+    ],
+)
+def test_settings_that_make_no_request_are_refused_at_once(settings, message):
+    with pytest.raises(UsageError, match=message):
+        OpenAICompatibleModelHandler("http://127.0.0.1:1", "m", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": "n"}, r"column 'n' holds int64, but requests are made of texts or chats: .* prompt=\"{n}\""),
+        ({"columns": "messages", "task": "embeddings"}, r"column 'messages' holds list<.*, but requests are made of texts:"),
+        ({}, r"the rows are dicts with \['n', 'text', 'messages', 'own'\].* columns='text', .* prompt=\"{text}\""),
+        ({"prompt": "{t}"}, r"columns \['t'\] are missing: the table has .* check prompt= and columns="),
+        ({"columns": "text", "args_column": "n"}, r"args_column='n': the column holds int64; expected structs"),
+    ],
+)
+def test_a_table_that_makes_no_request_ends_the_run_before_any(tmp_path, settings, message):
+    message_of = [{"role": "user", "content": "x"}]
+    rows = [{"n": n, "text": "x", "messages": message_of, "own": {"seed": n}} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    with HttpServer(upper) as server:
+        handler = OpenAICompatibleModelHandler(server.url, "m", output_column="said", **settings)
+        read = ps.Pipeline(workers=0, progress=False) | ps.ReadFromParquet(tmp_path / "in.parquet")
+        good, _ = read | ps.RunInference(handler).with_exception_handling()
+        with pytest.raises(UsageError, match=message):
+            good.collect()
+        assert server.seen == 0
+
+
+def test_columns_that_make_a_request(tmp_path):
+    message_of = [{"role": "user", "content": "x"}]
+    rows = [{"n": n, "text": "x", "messages": message_of, "own": {"seed": n}} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    given = [
+        {"columns": "messages"},
+        {"columns": ["text"]},
+        {"columns": "text", "prompt": "{text}"},
+        {"columns": ["n", "text"], "prompt": "{text}", "args_column": "own"},
+    ]
+    with HttpServer(upper) as server:
+        for settings in given:
+            handler = OpenAICompatibleModelHandler(server.url, "m", output_column="said", **settings)
+            read = ps.Pipeline(workers=0, progress=False) | ps.ReadFromParquet(tmp_path / "in.parquet")
+            assert [row["said"] for row in (read | ps.RunInference(handler)).collect()] == ["X", "X", "X"]
+        assert [body.get("seed") for body in server.bodies[-3:]] == [0, 1, 2]
+
+
+def test_a_field_for_arguments_that_the_columns_leave_out():
+    with pytest.raises(UsageError, match=r"args_column='own' is not in columns='text'; name it there, in a list"):
+        http_handler("http://127.0.0.1:1", columns="text", args_column="own")
+
+
 def test_kserve():
     def answer(body, headers):
         (given,) = body["inputs"]
