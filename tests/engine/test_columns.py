@@ -456,6 +456,42 @@ def test_an_output_column_of_rows_that_are_no_records():
         answers(1)
 
 
+class Half(ps.ModelHandler):
+    """Has no value for odd numbers."""
+
+    def __init__(self, axes=1, **settings):
+        super().__init__(columns="id", max_batch_size=16, **settings)
+        self.axes = axes
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        halves = np.ma.array(np.float32(batch) / 2, mask=[number % 2 == 1 and number < 50 for number in batch])
+        return {"half": halves, "id": np.array(batch)} if self.axes == 1 else np.ma.stack([halves, halves], axis=1)
+
+
+@pytest.mark.parametrize("source", [ps.ReadFromParquet, lambda path: ps.Create(pq.read_table(path).to_pylist())])
+def test_masked_values_are_nulls(texts, tmp_path, source):
+    with ps.Pipeline(workers=0) as p:
+        p | source(texts) | ps.RunInference(Half(output_prefix="of_")) | ps.WriteToParquet(tmp_path / "out")
+    got = pq.read_table(tmp_path / "out")
+    assert got["of_half"].to_pylist() == [None if at % 2 and at < 50 else at / 2 for at in range(ROWS)]
+    assert got["of_id"].to_pylist() == list(range(ROWS))
+    failing = ps.RunInference(Half(axes=2, output_column="halves")).with_exception_handling()
+    good, failures = ps.Pipeline(workers=0) | source(texts) | failing
+    assert [row["id"] for row in good.collect()] == [at for at in range(ROWS) if at % 2 == 0 or at > 50]
+    (message,) = {failure.message for _, failure in failures.failed_inferences.collect()}
+    assert "an array of shape (1, 2) has masked values; nulls can stand for those of one axis alone" in message
+
+
+def test_a_model_after_one_without_names_and_a_step_of_rows(texts):
+    answered = ps.Pipeline(workers=0) | ps.ReadFromParquet(texts) | ps.RunInference(Lengths(output_column=None))
+    rows = answered | ps.Filter(lambda result: True) | "again" >> ps.RunInference(Lengths())
+    with pytest.raises(StepError, match=r"need dicts, or a table; got PredictionResult: give output_column= to the handler"):
+        rows.collect()
+
+
 def test_a_record_without_the_column_fails_alone():
     rows = ps.Pipeline() | ps.Create([{"text": "ab"}, {"id": 1}, {"text": "abc"}])
     good, failures = rows | ps.RunInference(Lengths()).with_exception_handling(exc_class=LookupError)

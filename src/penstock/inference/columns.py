@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.answers import bare, is_arrow
+from penstock.answers import bare, is_arrow, is_masked, without_mask
 from penstock.blocks import ANSWERS
 from penstock.errors import UsageError
 from penstock.rows import PredictionResult
@@ -64,7 +64,7 @@ class Output:
 
         if not pa.types.is_struct(column.type):
             raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {column.type}")
-        parts = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        parts = _whole(column)
         return {f"{self.prefix}{field.name}": parts.field(at) for at, field in enumerate(column.type)}
 
     def _fields_of(self, answer: Any) -> dict[str, Any]:
@@ -94,7 +94,8 @@ def as_column(answers: Any) -> Any:
     if is_arrow(answers):
         return answers
     if isinstance(answers, dict):
-        return pa.StructArray.from_arrays([as_column(part) for part in answers.values()], names=[str(n) for n in answers])
+        parts = [_whole(as_column(part)) for part in answers.values()]
+        return pa.StructArray.from_arrays(parts, names=[str(name) for name in answers])
     if isinstance(answers, list):
         return _listed_column([_numpy(each) for each in bare(answers)])
     from penstock.arrow_columns import array_column
@@ -149,8 +150,17 @@ def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> An
     return pa.chunked_array([as_column(part) for _, part in ordered])
 
 
+def _whole(column: Any) -> Any:
+    """A column in one piece."""
+    import pyarrow as pa
+
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
 def _numpy(value: Any) -> Any:
     """An array or a tensor as NumPy's; any other value as it is."""
+    if is_masked(value):
+        return without_mask(value.reshape(1, *value.shape))[0] if value.ndim else value.tolist()
     if not hasattr(value, "dtype") or type(value).__module__ == "numpy":
         return value
     if hasattr(value, "detach"):
@@ -209,7 +219,7 @@ def _numpy_column(column: Any) -> Any:
     from penstock.arrow_columns import numbers_of
 
     if pa.types.is_fixed_size_list(column.type):
-        values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        values = _whole(column)
         if not values.null_count:
             items = _numpy_column(values.flatten())
             return items.reshape(len(values), column.type.list_size, *items.shape[1:])
