@@ -165,9 +165,20 @@ def test_messages_completions_embeddings_and_structured_output():
     with HttpServer(answer) as server:
         ask = lambda rows, **settings: asked(rows, OpenAICompatibleModelHandler(server.url, "m", **settings))[0]  # noqa: E731
         assert ask(["abc", "d"], task="completions") == ["cba", "d"]
-        assert ask(["abc", "d"], task="embeddings") == [[3, 0.5], [1, 0.5]]
+        assert [list(vector) for vector in ask(["abc", "d"], task="embeddings")] == [[3, 0.5], [1, 0.5]]
         schema = {"title": "city", "type": "object"}
         assert ask([[{"role": "user", "content": "Ulm"}]], response_schema=schema) == [{"name": "city", "said": "Ulm"}]
+
+
+def test_embeddings_of_a_table_are_lists_of_a_fixed_size(tmp_path):
+    pq.write_table(pa.table({"text": ["a", "bb", "ccc"]}), tmp_path / "in.parquet")
+    answer = lambda body, headers: Answer({"data": [{"embedding": [len(body["input"]), 0.1]}]})  # noqa: E731
+    with HttpServer(answer) as server, ps.Pipeline(workers=0, progress=False) as p:
+        handler = OpenAICompatibleModelHandler(server.url, "m", task="embeddings", columns="text", output_column="vector")
+        p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
+    out = pq.read_table(tmp_path / "out")
+    assert out.schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert out["vector"].to_pylist() == [[size, pytest.approx(0.1)] for size in (1, 2, 3)]
 
 
 def test_arguments_of_a_row_go_before_those_of_the_step():
