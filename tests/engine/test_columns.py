@@ -414,6 +414,30 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     assert said["third"].endswith("turns rows into columns")
 
 
+def test_explain_of_sinks_of_rows_branches_that_meet_and_steps_that_cannot_keep_columns(texts, tmp_path):
+    p = ps.Pipeline()
+    answered = p | ps.ReadFromParquet(str(texts)) | "first" >> ps.RunInference(Lengths())
+    answered | ps.WriteToJsonl(tmp_path / "lines")
+    answered | ps.WriteToParquet(tmp_path / "columns")
+    mapped = answered | "each" >> ps.Map(lambda row: row)
+    mapped | "again" >> ps.Filter(bool)
+    mapped | "rows" >> ps.WriteToCsv(tmp_path / "rows")
+    for name, branches in (("a", (answered, mapped)), ("b", (mapped, answered))):
+        met = branches | f"met {name}" >> ps.Flatten() | f"cut {name}" >> ps.Reshuffle()
+        met | f"after {name}" >> ps.Map(lambda row: row) | f"end {name}" >> ps.WriteToParquet(tmp_path / name)
+    answered | "parts" >> ps.Partition(lambda row, count: 0, 2)
+    said = {
+        line.strip().removeprefix("-> ").partition(":")[0].partition(" -> ")[0]: line for line in p.explain().splitlines()
+    }
+    assert said["WriteToJsonl(lines)"].endswith("lines (turns columns into rows)")
+    assert said["WriteToParquet(columns)"].endswith("/columns")
+    assert said["rows"].endswith("/rows")
+    assert said["again"].endswith("again: takes rows")
+    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows")
+    for name in ("a", "b"):
+        assert said[f"after {name}"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
+
+
 def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "ab"}\n{"id": 2, "text": "abc"}\n')
     (tmp_path / "in.csv").write_text("id,text\n1,ab\n2,abc\n")
