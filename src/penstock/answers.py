@@ -22,7 +22,7 @@ class Together(NamedTuple):
 
 def as_arrays(made: Any) -> Any:
     """What a handler returned, if it is an array or a non-empty dict of arrays: on the CPU, as NumPy's or PyTorch's; None if
-    it is neither."""
+    it is neither. A masked array is one of Arrow's, with nulls."""
     if isinstance(made, Mapping):
         parts = {name: as_arrays(part) for name, part in made.items()}
         whole = parts and not any(part is None or isinstance(part, dict) for part in parts.values())
@@ -32,10 +32,29 @@ def as_arrays(made: Any) -> Any:
         return made if made.ndim else None
     if (tensor := _class("torch", "Tensor")) is not None and isinstance(made, tensor):
         return made.detach().cpu() if made.dim() else None
+    if is_masked(made):
+        return without_mask(made) if made.ndim else None
     if hasattr(made, "__array__") and hasattr(made, "shape") and hasattr(made, "dtype"):  # of JAX, TensorFlow, a Series
         array = sys.modules["numpy"].asarray(made)
         return array if array.ndim else None
     return None
+
+
+def is_masked(answers: Any) -> bool:
+    """Whether it is a masked array of NumPy's."""
+    return (kind := _class("numpy.ma", "MaskedArray")) is not None and isinstance(answers, kind)
+
+
+def without_mask(answers: Any) -> Any:
+    """A masked array of one axis as Arrow's, with nulls; one of more axes as NumPy's, if nothing in it is masked."""
+    if answers.ndim == 1:
+        import pyarrow as pa
+
+        return pa.array(answers.data, mask=sys.modules["numpy"].ma.getmaskarray(answers))
+    if answers.mask.any():
+        what = f"an array of shape {answers.shape} has masked values"
+        raise TypeError(f"{what}; nulls can stand for those of one axis alone: fill these, with .filled(...)")
+    return answers.data
 
 
 def is_arrow(answers: Any) -> bool:

@@ -294,6 +294,65 @@ def test_ragged_answers_become_lists(texts, tmp_path):
     assert all(len(vector) >= len(text) for vector, text in zip(got["vector"].to_pylist(), TEXTS, strict=True))
 
 
+class Boxes(ps.ModelHandler):
+    """As many boxes for a row as it says: arrays of unequal shapes, but in batches where all are alike."""
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        boxes = [np.full((count, 4), count, dtype=np.float32) for count in batch]
+        marks = [np.full((count, 2), count, dtype=np.int8) for count in batch]
+        if len(set(batch)) == 1:
+            return {"boxes": np.stack(boxes), "marks": np.stack(marks)}
+        return [dict(zip(("boxes", "marks"), pair, strict=True)) for pair in zip(boxes, marks, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ragged_arrays_of_two_axes_keep_their_type(tmp_path, workers):
+    counts = [at % 3 for at in range(300)] + [2] * 300
+    pq.write_table(pa.table({"count": counts}), tmp_path / "in.parquet", row_group_size=50)
+    with ps.Pipeline(workers=workers) as p:
+        answered = (
+            p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(Boxes(columns="count", output_prefix="o_"))
+        )
+        answered | ps.WriteToParquet(tmp_path / "out")
+    got = pq.read_table(tmp_path / "out")
+    assert got.schema.field("o_boxes").type == pa.list_(pa.list_(pa.float32(), 4))
+    assert got.schema.field("o_marks").type == pa.list_(pa.list_(pa.int8(), 2))
+    assert got["o_boxes"].to_pylist() == [[[count] * 4] * count for count in counts]
+    assert got["o_marks"].to_pylist() == [[[count] * 2] * count for count in counts]
+
+
+VECTOR, THING = np.float32([1, 2]), np.float32(1.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (VECTOR, pa.list_(pa.float32(), 2)),
+        ({"of": {"vector": VECTOR}, "score": THING}, None),
+        (THING, pa.float32()),
+        (np.array(True), pa.bool_()),
+        (np.str_("a"), pa.string()),
+        ([np.float32([[1, 2]])], pa.list_(pa.list_(pa.list_(pa.float64())))),
+    ],
+)
+def test_a_list_of_answers_is_a_column_of_their_type(texts, answer, kind):
+    class Same(Lengths):
+        def run_inference(self, batch, model, inference_args=None):
+            return [answer for _ in batch]
+
+    read = ps.Pipeline(workers=0) | ps.ReadFromParquet(texts)
+    out = read | ps.RunInference(Same()) | ps.MapBatches(_type_of_vector, format="arrow")
+    inner = pa.struct({"of": pa.struct({"vector": pa.list_(pa.float32(), 2)}), "score": pa.float32()})
+    assert {row["type"] for row in out.collect()} == {str(kind or inner)}
+
+
+def _type_of_vector(table):
+    return pa.table({"type": [str(table.schema.field("vector").type)] * table.num_rows})
+
+
 def test_a_resumed_run_has_the_same_columns(texts, tmp_path):
     def run(**options):
         with ps.Pipeline(workers=2, run_dir=str(tmp_path / "run"), **options) as p:
@@ -355,6 +414,30 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     assert said["third"].endswith("turns rows into columns")
 
 
+def test_explain_of_sinks_of_rows_branches_that_meet_and_steps_that_cannot_keep_columns(texts, tmp_path):
+    p = ps.Pipeline()
+    answered = p | ps.ReadFromParquet(str(texts)) | "first" >> ps.RunInference(Lengths())
+    answered | ps.WriteToJsonl(tmp_path / "lines")
+    answered | ps.WriteToParquet(tmp_path / "columns")
+    mapped = answered | "each" >> ps.Map(lambda row: row)
+    mapped | "again" >> ps.Filter(bool)
+    mapped | "rows" >> ps.WriteToCsv(tmp_path / "rows")
+    for name, branches in (("a", (answered, mapped)), ("b", (mapped, answered))):
+        met = branches | f"met {name}" >> ps.Flatten() | f"cut {name}" >> ps.Reshuffle()
+        met | f"after {name}" >> ps.Map(lambda row: row) | f"end {name}" >> ps.WriteToParquet(tmp_path / name)
+    answered | "parts" >> ps.Partition(lambda row, count: 0, 2)
+    said = {
+        line.strip().removeprefix("-> ").partition(":")[0].partition(" -> ")[0]: line for line in p.explain().splitlines()
+    }
+    assert said["WriteToJsonl(lines)"].endswith("lines (turns columns into rows)")
+    assert said["WriteToParquet(columns)"].endswith("/columns")
+    assert said["rows"].endswith("/rows")
+    assert said["again"].endswith("again: takes rows")
+    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows")
+    for name in ("a", "b"):
+        assert said[f"after {name}"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
+
+
 def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "ab"}\n{"id": 2, "text": "abc"}\n')
     (tmp_path / "in.csv").write_text("id,text\n1,ab\n2,abc\n")
@@ -395,6 +478,42 @@ def test_an_output_column_of_rows_that_are_no_records():
     assert answers({"a": 1}) == [{"a": 1, "text": "{'a': 1}", "text_model_id": None}]
     with pytest.raises(UsageError, match="output_column= adds to dicts, or to a table; got a int"):
         answers(1)
+
+
+class Half(ps.ModelHandler):
+    """Has no value for odd numbers."""
+
+    def __init__(self, axes=1, **settings):
+        super().__init__(columns="id", max_batch_size=16, **settings)
+        self.axes = axes
+
+    def load_model(self):
+        return None
+
+    def run_inference(self, batch, model, inference_args=None):
+        halves = np.ma.array(np.float32(batch) / 2, mask=[number % 2 == 1 and number < 50 for number in batch])
+        return {"half": halves, "id": np.array(batch)} if self.axes == 1 else np.ma.stack([halves, halves], axis=1)
+
+
+@pytest.mark.parametrize("source", [ps.ReadFromParquet, lambda path: ps.Create(pq.read_table(path).to_pylist())])
+def test_masked_values_are_nulls(texts, tmp_path, source):
+    with ps.Pipeline(workers=0) as p:
+        p | source(texts) | ps.RunInference(Half(output_prefix="of_")) | ps.WriteToParquet(tmp_path / "out")
+    got = pq.read_table(tmp_path / "out")
+    assert got["of_half"].to_pylist() == [None if at % 2 and at < 50 else at / 2 for at in range(ROWS)]
+    assert got["of_id"].to_pylist() == list(range(ROWS))
+    failing = ps.RunInference(Half(axes=2, output_column="halves")).with_exception_handling()
+    good, failures = ps.Pipeline(workers=0) | source(texts) | failing
+    assert [row["id"] for row in good.collect()] == [at for at in range(ROWS) if at % 2 == 0 or at > 50]
+    (message,) = {failure.message for _, failure in failures.failed_inferences.collect()}
+    assert "an array of shape (1, 2) has masked values; nulls can stand for those of one axis alone" in message
+
+
+def test_a_model_after_one_without_names_and_a_step_of_rows(texts):
+    answered = ps.Pipeline(workers=0) | ps.ReadFromParquet(texts) | ps.RunInference(Lengths(output_column=None))
+    rows = answered | ps.Filter(lambda result: True) | "again" >> ps.RunInference(Lengths())
+    with pytest.raises(StepError, match=r"need dicts, or a table; got PredictionResult: give output_column= to the handler"):
+        rows.collect()
 
 
 def test_a_record_without_the_column_fails_alone():

@@ -110,6 +110,46 @@ def test_handlers_of_columns_that_keep_the_contract(handler_class: Any) -> None:
     check_handler(handler_class(columns=["x"]), RECORDS)
 
 
+class Sums(ps.ModelHandler[Any, Any, None]):
+    """Takes matrices of numbers, and lists or arrays of them."""
+
+    def load_model(self) -> None:
+        return None
+
+    def takes_columns(self) -> str:
+        return "numpy"
+
+    def run_inference(self, batch: Any, model: None, inference_args: Any = None) -> Any:
+        return [float(np.sum(row["vector"])) for row in batch]
+
+    def run_inference_columns(self, table: Any, model: None, inference_args: Any = None) -> Any:
+        return table["vector"].sum(axis=1)
+
+
+def test_a_handler_of_matrices_gets_those_that_the_engine_gives() -> None:
+    vectors = [{"vector": np.arange(at, at + 3, dtype=np.float32)} for at in range(4)]
+    check_handler(Sums(), vectors)
+    check_handler(Sums(columns=["vector"]), vectors)
+    read = ps.Pipeline(workers=0) | ps.Create([{"at": 0}]) | ps.MapBatches(_vectors, format="arrow")
+    assert (read | ps.RunInference(Sums(columns=["vector"], output_column="sum"))).collect()[1]["sum"] == 12
+
+
+def _vectors(table: pa.Table) -> pa.Table:
+    return pa.table({"vector": pa.array([[0, 1, 2], [3, 4, 5]], pa.list_(pa.float32(), 3))})
+
+
+@pytest.mark.parametrize("form", ["pandas", "Arrow", 1, ["numpy"]])
+def test_a_form_of_columns_that_there_is_not(form: Any) -> None:
+    class Odd(Doubled):
+        def takes_columns(self) -> Any:
+            return form
+
+    with pytest.raises(AssertionError, match=r"takes_columns\(\) raised UsageError: Odd.takes_columns\(\) returned .*numpy"):
+        check_handler(Odd(columns=["x"]), RECORDS)
+    with pytest.raises(UsageError, match=r'Odd.takes_columns\(\) returned .*; expected True or "arrow"'):
+        ps.Pipeline() | ps.Create(RECORDS) | ps.RunInference(Odd(columns=["x"]))
+
+
 def test_a_length_function_of_the_user_s_sees_examples() -> None:
     class ByExample(ps.ModelHandler[Any, Any, None]):
         def load_model(self) -> None:

@@ -490,6 +490,49 @@ def test_images_are_decoded_beside_the_data(tmp_path: Path) -> None:
     assert {type(each) for each in error.errors.values()} == {RowError}
 
 
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 4}
+
+
+def detector(folder: Path) -> dict[str, Any]:
+    config = transformers.YolosConfig(**TINY, image_size=[8, 12], num_detection_tokens=3, num_labels=2)
+    transformers.YolosForObjectDetection(config).save_pretrained(folder)
+    transformers.YolosImageProcessor(size={"height": 8, "width": 12}).save_pretrained(folder)
+    return {"threshold": 0.0}
+
+
+def depth_model(folder: Path) -> dict[str, Any]:
+    neck = {
+        "neck_hidden_sizes": [8, 8],
+        "fusion_hidden_size": 8,
+        "backbone_out_indices": [0, 1],
+        "reassemble_factors": [1, 0.5],
+    }
+    config = transformers.DPTConfig(**{**TINY, "num_hidden_layers": 2}, **neck, image_size=8, is_hybrid=False)
+    transformers.DPTForDepthEstimation(config).save_pretrained(folder)
+    transformers.DPTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
+    return {}
+
+
+@pytest.mark.parametrize(("task", "save"), [("object-detection", detector), ("depth-estimation", depth_model)])
+def test_bytes_and_paths_of_images_for_every_task_of_one_image(tmp_path: Path, task: str, save: Any) -> None:
+    from PIL import Image
+
+    torch.manual_seed(3)
+    options = save(tmp_path)
+    images = [Image.new("RGB", (12, 9), colour) for colour in ("red", "navy")]
+    for at, image in enumerate(images):
+        image.save(tmp_path / f"{at}.png")
+    contents = [(tmp_path / f"{at}.png").read_bytes() for at in range(2)]
+    table = pa.table({"bytes": contents, "path": [str(tmp_path / f"{at}.png") for at in range(2)]})
+    model = HuggingFacePipelineModelHandler(task, str(tmp_path)).load_model()
+    expected = model(images, **options)
+    for name in table.column_names:
+        handler = HuggingFacePipelineModelHandler(task, str(tmp_path), columns=name)
+        handler.check_columns(table.schema)
+        assert handler.prepares()
+        assert _rounded(answers(handler, handler.examples_of(table.select([name])), model, **options)) == _rounded(expected)
+
+
 def test_text_generation_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     path = saved_model(tmp_path, transformers.BertForMaskedLM)
     torch.manual_seed(3)

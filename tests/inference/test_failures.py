@@ -7,6 +7,8 @@ import json
 import math
 import pickle
 import random
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.batching.isolation import Blame, blamed, isolate
-from penstock.errors import AccountingError, PenstockError, StepError, TransientError, UsageError
+from penstock.errors import AccountingError, OutputError, PenstockError, StepError, TransientError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
 from penstock.inference.model import ModelCopy
 from penstock.observe.result import StepCount
@@ -822,3 +824,22 @@ def test_an_error_that_is_no_exception_names_step_and_row(pipeline, place, error
     rows = pipeline() | ps.Create(range(20)) | "Ask" >> ps.RunInference(Model(poison(7, error=error), **place))
     with pytest.raises(StepError, match=f"step 'Ask': {error.__name__}: .*\n  row: 7"):
         rows.collect()
+
+
+def test_failed_rows_of_a_table_that_json_cannot_hold_are_written_to_parquet(tmp_path):
+    row = {"bytes": b"\xff", "time": datetime(2026, 1, 2, 3, 4, 5), "price": Decimal("1.50"), "n": 1}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "in.parquet")
+    for sink in (ps.WriteToJsonl, ps.WriteToParquet):
+        p = ps.Pipeline(workers=0)
+        asked = ps.RunInference(Model(poison(1), columns="n", output_column="said")).with_exception_handling()
+        _, failures = p | ps.ReadFromParquet(tmp_path / "in.parquet") | asked
+        failures | sink(tmp_path / "failed")
+        if sink is ps.WriteToJsonl:
+            with pytest.raises(
+                OutputError, match=r"a value of type \w+; .* or use WriteToParquet, whose columns take bytes"
+            ):
+                p.run()
+        else:
+            p.run()
+    again = ps.Pipeline(workers=0) | ps.ReadFromParquet(tmp_path / "failed/*.parquet") | ps.Map(lambda failed: failed["row"])
+    assert again.collect() == [row]

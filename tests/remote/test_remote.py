@@ -165,9 +165,20 @@ def test_messages_completions_embeddings_and_structured_output():
     with HttpServer(answer) as server:
         ask = lambda rows, **settings: asked(rows, OpenAICompatibleModelHandler(server.url, "m", **settings))[0]  # noqa: E731
         assert ask(["abc", "d"], task="completions") == ["cba", "d"]
-        assert ask(["abc", "d"], task="embeddings") == [[3, 0.5], [1, 0.5]]
+        assert [list(vector) for vector in ask(["abc", "d"], task="embeddings")] == [[3, 0.5], [1, 0.5]]
         schema = {"title": "city", "type": "object"}
         assert ask([[{"role": "user", "content": "Ulm"}]], response_schema=schema) == [{"name": "city", "said": "Ulm"}]
+
+
+def test_embeddings_of_a_table_are_lists_of_a_fixed_size(tmp_path):
+    pq.write_table(pa.table({"text": ["a", "bb", "ccc"]}), tmp_path / "in.parquet")
+    answer = lambda body, headers: Answer({"data": [{"embedding": [len(body["input"]), 0.1]}]})  # noqa: E731
+    with HttpServer(answer) as server, ps.Pipeline(workers=0, progress=False) as p:
+        handler = OpenAICompatibleModelHandler(server.url, "m", task="embeddings", columns="text", output_column="vector")
+        p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(handler) | ps.WriteToParquet(tmp_path / "out")
+    out = pq.read_table(tmp_path / "out")
+    assert out.schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert out["vector"].to_pylist() == [[size, pytest.approx(0.1)] for size in (1, 2, 3)]
 
 
 def test_arguments_of_a_row_go_before_those_of_the_step():
@@ -178,6 +189,70 @@ def test_arguments_of_a_row_go_before_those_of_the_step():
         rows = [{"text": "a", "own": {"temperature": 0.7}}, {"text": "b", "own": None}]
         made = ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler, inference_args={"seed": 2})
         assert [row["y"] for row in made.collect()] == ["0.7 2", "0 2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"prompt": "{t}", "columns": ["u"]},
+            r"prompt='{t}' needs \['t'\], but columns=\['u'\] leaves them out",
+        ),
+        ({"columns": ["a", "b"]}, r"columns=\['a', 'b'\] are several: .* such as prompt='{a}: {b}'"),
+        ({"columns": ["a", "b"], "args_column": "b", "prompt": "{c}"}, "leaves them out"),
+        ({"columns": ["a", "b"], "args_column": "c"}, "are several"),
+        ({"args_column": "c"}, r"args_column='c': name the column of texts, too"),
+    ],
+)
+def test_settings_that_make_no_request_are_refused_at_once(settings, message):
+    with pytest.raises(UsageError, match=message):
+        OpenAICompatibleModelHandler("http://127.0.0.1:1", "m", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": "n"}, r"column 'n' holds int64, but requests are made of texts or chats: .* prompt=\"{n}\""),
+        ({"columns": "messages", "task": "embeddings"}, r"column 'messages' holds list<.*, but requests are made of texts:"),
+        ({}, r"the rows are dicts with \['n', 'text', 'messages', 'own'\].* columns='text', .* prompt=\"{text}\""),
+        ({"prompt": "{t}"}, r"columns \['t'\] are missing: the table has .* check prompt= and columns="),
+        ({"columns": "text", "args_column": "n"}, r"args_column='n': the column holds int64; expected structs"),
+    ],
+)
+def test_a_table_that_makes_no_request_ends_the_run_before_any(tmp_path, settings, message):
+    message_of = [{"role": "user", "content": "x"}]
+    rows = [{"n": n, "text": "x", "messages": message_of, "own": {"seed": n}} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    with HttpServer(upper) as server:
+        handler = OpenAICompatibleModelHandler(server.url, "m", output_column="said", **settings)
+        read = ps.Pipeline(workers=0, progress=False) | ps.ReadFromParquet(tmp_path / "in.parquet")
+        good, _ = read | ps.RunInference(handler).with_exception_handling()
+        with pytest.raises(UsageError, match=message):
+            good.collect()
+        assert server.seen == 0
+
+
+def test_columns_that_make_a_request(tmp_path):
+    message_of = [{"role": "user", "content": "x"}]
+    rows = [{"n": n, "text": "x", "messages": message_of, "own": {"seed": n}} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    given = [
+        {"columns": "messages"},
+        {"columns": ["text"]},
+        {"columns": "text", "prompt": "{text}"},
+        {"columns": ["n", "text"], "prompt": "{text}", "args_column": "own"},
+    ]
+    with HttpServer(upper) as server:
+        for settings in given:
+            handler = OpenAICompatibleModelHandler(server.url, "m", output_column="said", **settings)
+            read = ps.Pipeline(workers=0, progress=False) | ps.ReadFromParquet(tmp_path / "in.parquet")
+            assert [row["said"] for row in (read | ps.RunInference(handler)).collect()] == ["X", "X", "X"]
+        assert [body.get("seed") for body in server.bodies[-3:]] == [0, 1, 2]
+
+
+def test_a_field_for_arguments_that_the_columns_leave_out():
+    with pytest.raises(UsageError, match=r"args_column='own' is not in columns='text'; name it there, in a list"):
+        http_handler("http://127.0.0.1:1", columns="text", args_column="own")
 
 
 def test_kserve():

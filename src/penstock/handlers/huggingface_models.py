@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.blocks import size_of
 from penstock.errors import UsageError
+from penstock.handlers.column_types import fits
 from penstock.handlers.huggingface_files import ModelFiles, loading
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
 from penstock.handlers.huggingface_tokens import length_of
@@ -99,7 +100,7 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
         if columns is not None:
             _check_columns(schema, columns, takes)
         elif takes is not None:
-            fitting = [field.name for field in schema if _fits(field.type, takes)]
+            fitting = [field.name for field in schema if fits(field.type, takes)]
             name = fitting[0] if fitting else "image" if takes == "images" else "text"
             raise UsageError(
                 f"the rows are dicts with {schema.names}, but the model takes {takes}; name the column that holds them: "
@@ -204,18 +205,5 @@ def _check_columns(schema: pa.Schema, columns: Sequence[str], takes: str | None)
         raise UsageError(f"columns {missing} are missing: the table has {schema.names}; check columns=")
     for name in columns if takes is not None else ():
         kind = schema.field(schema.names.index(name)).type
-        if not _fits(kind, str(takes)):
+        if not fits(kind, str(takes)):
             raise UsageError(f"column {name!r} holds {kind}, but the model takes {takes}; name another one with columns=")
-
-
-def _fits(kind: pa.DataType, takes: str) -> bool:
-    """Whether a column of this type can hold texts, or images as paths or bytes."""
-    import pyarrow as pa
-
-    types = pa.types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    texts = (types.is_string, types.is_large_string, types.is_null, getattr(types, "is_string_view", types.is_string))
-    chats = (types.is_list, types.is_large_list)
-    images = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_struct)  # {bytes, path}
-    more = {"texts": (), "texts or chats": chats, "images": images}[takes]
-    return any(test(kind) for test in (*texts, *more))

@@ -28,7 +28,10 @@ TEXT_TASKS = frozenset(
     {"feature-extraction", "fill-mask", "text-classification", "text-generation", "token-classification"}
     | {"zero-shot-classification"}
 )
-IMAGE_TASKS = frozenset({"image-classification", "image-feature-extraction"})
+IMAGE_TASKS = frozenset(  # of one image
+    {"depth-estimation", "image-classification", "image-feature-extraction", "image-segmentation", "mask-generation"}
+    | {"object-detection", "zero-shot-image-classification"}
+)
 
 # Arguments of pipeline() that change neither what a text is tokenised to nor what comes out.
 _NEUTRAL = {"revision", "token", "device", "device_map", "dtype", "torch_dtype", "model_kwargs", "tokenizer"}

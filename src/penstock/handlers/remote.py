@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UsageError
-from penstock.handlers.prompts import PromptTemplate
+from penstock.handlers.prompts import PromptTemplate, check_request_columns, request_columns
 from penstock.inference.service_handler import AsyncModelHandler
 from penstock.io.files import without_secrets
 from penstock.remote.budget import Budget, Prices, Spending
@@ -22,6 +22,9 @@ from penstock.remote.meter import Meter
 from penstock.remote.openai_format import OpenAIFormat, usage_of
 from penstock.remote.rules import AskingRules, Retries
 from penstock.remote.service import Service
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "Budget",
@@ -91,6 +94,9 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
             raise UsageError(f"timeout={timeout!r}: expected seconds, more than 0")
         self._max_in_flight = max_in_flight  # before the limits of batches are checked
         super().__init__(**settings)
+        names = self.input_columns() or ()
+        if args_column is not None and names and (args_column not in names or isinstance(self._columns, str)):
+            raise UsageError(f"args_column={args_column!r} is not in columns={self._columns!r}; name it there, in a list")
         self._url = url
         self._request_fn = request_fn
         self._answer_fn = answer_fn
@@ -196,11 +202,7 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
         and max_tokens; inference_args of the step go before them, and the row's own (args_column) before those.
         full_response: the answer is the whole body, as a dict. settings: those of HttpModelHandler."""
         self._prompt = None if prompt is None else PromptTemplate(prompt)
-        if self._prompt is not None and columns is None:
-            columns = self._prompt.names
-        if args_column is not None:
-            given = (columns,) if isinstance(columns, str) else tuple(columns or ())
-            columns = tuple(dict.fromkeys([*given, args_column]))
+        columns = request_columns(self._prompt, columns, args_column)
         self._format = OpenAIFormat(
             model=model,
             task=task,
@@ -222,6 +224,10 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
             own = [name for name in self.input_columns() or () if name != self._args_column]
             return example[own[0]] if len(own) == 1 else example
         return example
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        takes = "texts or chats" if self._format.task == "chat" else "texts"
+        check_request_columns(schema, self._prompt, self.input_columns(), self._args_column, takes)
 
     def _read(self, body: bytes) -> tuple[Any, Spending]:
         return self._format.read(body)

@@ -10,6 +10,7 @@ from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import PredictionCountError
 from penstock.inference.columns import as_column, numpy_columns
 from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_checks import columns_form
 from penstock.row_copies import own_rows
 from penstock.rows import many
 
@@ -24,7 +25,7 @@ def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, a
             return made
     else:
         giver = "run_inference_columns()"
-        given = numpy_columns(batch) if handler.takes_columns() == "numpy" else batch
+        given = numpy_columns(batch) if columns_form(handler) == "numpy" else batch
         made = handler.run_inference_columns(given, model, args)
     answers = checked_answers(made, row_count(batch), step, giver)
     return answers if isinstance(batch, list) else _as_columns(answers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.answers import bare, is_arrow
+from penstock.answers import bare, is_arrow, is_masked, without_mask
 from penstock.blocks import ANSWERS
 from penstock.errors import UsageError
 from penstock.rows import PredictionResult
@@ -64,7 +64,7 @@ class Output:
 
         if not pa.types.is_struct(column.type):
             raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {column.type}")
-        parts = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        parts = _whole(column)
         return {f"{self.prefix}{field.name}": parts.field(at) for at, field in enumerate(column.type)}
 
     def _fields_of(self, answer: Any) -> dict[str, Any]:
@@ -94,16 +94,44 @@ def as_column(answers: Any) -> Any:
     if is_arrow(answers):
         return answers
     if isinstance(answers, dict):
-        return pa.StructArray.from_arrays([as_column(part) for part in answers.values()], names=[str(n) for n in answers])
+        parts = [_whole(as_column(part)) for part in answers.values()]
+        return pa.StructArray.from_arrays(parts, names=[str(name) for name in answers])
     if isinstance(answers, list):
-        plain = [_plain(answer) for answer in bare(answers)]
-        try:
-            return pa.array(plain)
-        except pa.ArrowException:  # numbers of different types, which only NumPy's own do not mix
-            return pa.array([each.tolist() if hasattr(each, "dtype") else each for each in plain])
+        return _listed_column([_numpy(each) for each in bare(answers)])
     from penstock.arrow_columns import array_column
 
     return array_column(_numpy(answers))
+
+
+def _listed_column(answers: list[Any]) -> Any:
+    """Answers that came one by one as an Arrow array: of arrays with their type of number, of dicts with arrays a struct."""
+    import pyarrow as pa
+
+    from penstock.arrow_columns import column_of_arrays, holds_arrays
+
+    kinds = set(map(type, answers)) - {type(None)}
+    if holds_arrays(kinds) and (column := column_of_arrays(answers)) is not None:
+        return column
+    if kinds == {dict} and any(_has_type(part) for answer in answers for part in (answer or {}).values()):
+        return _struct_column(answers)
+    try:
+        return pa.array([_plain(answer) for answer in answers])
+    except pa.ArrowException:  # numbers of different types, which only NumPy's own do not mix
+        return pa.array([_as_lists(answer) for answer in answers])
+
+
+def _has_type(part: Any) -> bool:
+    """Whether a part of an answer is an array, or may have arrays in it."""
+    return hasattr(part, "dtype") or (type(part) is dict and part != {})
+
+
+def _struct_column(answers: list[dict[Any, Any] | None]) -> Any:
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for answer in answers for name in answer or {})
+    parts = [as_column([(answer or {}).get(name) for answer in answers]) for name in names]
+    nulls = pa.array([answer is None for answer in answers]) if None in answers else None
+    return pa.StructArray.from_arrays(parts, names=[str(name) for name in names], mask=nulls)
 
 
 def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
@@ -122,21 +150,46 @@ def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> An
     return pa.chunked_array([as_column(part) for _, part in ordered])
 
 
-def _numpy(array: Any) -> Any:
-    """An array, or a tensor, as NumPy's."""
-    if type(array).__module__ == "numpy":
-        return array
-    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+def _whole(column: Any) -> Any:
+    """A column in one piece."""
+    import pyarrow as pa
+
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numpy(value: Any) -> Any:
+    """An array or a tensor as NumPy's; any other value as it is."""
+    if is_masked(value):
+        return without_mask(value.reshape(1, *value.shape))[0] if value.ndim else value.tolist()
+    if not hasattr(value, "dtype") or type(value).__module__ == "numpy":
+        return value
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    import numpy as np
+
+    return np.asarray(value)
 
 
 def _plain(answer: Any) -> Any:
-    """One answer as Arrow takes it."""
+    """One answer as Arrow takes it, with its type of number: an array of one axis, or lists of them."""
     if isinstance(answer, dict):
         return {name: _plain(part) for name, part in answer.items()}
-    if not hasattr(answer, "shape") or type(answer).__module__ == "numpy":
-        return answer.tolist() if getattr(answer, "ndim", 0) > 1 else answer
-    array = _numpy(answer)
-    return array.tolist() if array.ndim != 1 else array
+    answer = _numpy(answer)
+    if not hasattr(answer, "dtype") or answer.ndim == 1:
+        return answer
+    if answer.ndim:
+        return [_plain(item) for item in answer]
+    return answer.item() if answer.dtype.kind in "bSU" else answer[()]  # Arrow takes NumPy's bools for numbers
+
+
+def _as_lists(answer: Any) -> Any:
+    """One answer in which arrays are lists of Python's numbers."""
+    if isinstance(answer, dict):
+        return {name: _as_lists(part) for name, part in answer.items()}
+    if isinstance(answer, (list, tuple)):
+        return [_as_lists(part) for part in answer]
+    return _numpy(answer).tolist() if hasattr(answer, "dtype") else answer
 
 
 def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str | None]) -> Any:
@@ -166,7 +219,7 @@ def _numpy_column(column: Any) -> Any:
     from penstock.arrow_columns import numbers_of
 
     if pa.types.is_fixed_size_list(column.type):
-        values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        values = _whole(column)
         if not values.null_count:
             items = _numpy_column(values.flatten())
             return items.reshape(len(values), column.type.list_size, *items.shape[1:])

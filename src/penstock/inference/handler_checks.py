@@ -47,6 +47,17 @@ def checked_columns(columns: Any) -> str | tuple[str, ...] | None:
     return columns if isinstance(columns, str) else tuple(names)
 
 
+def columns_form(handler: Any) -> str | None:
+    """How a handler takes columns: "arrow" or "numpy"; None: it takes rows. UsageError for anything else that it says."""
+    form: object = handler.takes_columns()
+    if form is None or isinstance(form, bool):
+        return "arrow" if form else None
+    if form not in ("arrow", "numpy"):
+        what = f"{type(handler).__name__}.takes_columns() returned {form!r}"
+        raise UsageError(f'{what}; expected True or "arrow" (a pyarrow.Table), "numpy" (a dict of NumPy arrays), or False')
+    return str(form)
+
+
 def check_output(column: object, prefix: object) -> None:
     """UsageError unless they name the columns of answers, in one way."""
     for name, given in [("output_column", column), ("output_prefix", prefix)]:

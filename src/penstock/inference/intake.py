@@ -18,7 +18,7 @@ from penstock.inference.handler import measures_examples
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Part, Ticket
-from penstock.rows import many, measured, row_error, weigh_rows, without
+from penstock.rows import PredictionResult, many, measured, row_error, weigh_rows, without
 
 PER_ROW = ("kept", "keys", "models", "values", "weights", "lengths")
 
@@ -225,7 +225,7 @@ class Intake:
             missing = [name for name in self._names if name not in row] if isinstance(row, dict) else None
             error: Exception | None = None
             if missing is None:
-                error = TypeError(f"columns={list(self._names)} need dicts, or a table; got {type(row).__name__}")
+                error = TypeError(f"columns={list(self._names)} need dicts, or a table; got {_named_kind(row)}")
             elif missing:
                 error = LookupError(_missing(missing, list(row)))
             if error is not None:
@@ -262,6 +262,12 @@ class Intake:
             if isinstance(exc.__cause__, UsageError):  # a tokenizer that is not there: no row is to blame
                 raise exc.__cause__ from exc.__cause__.__cause__
             raise
+
+
+def _named_kind(row: Any) -> str:
+    """What a row is, and how it could have been a dict."""
+    advice = ": give output_column= to the handler of the model before, and its rows stay dicts"
+    return f"{type(row).__name__}{advice if isinstance(row, PredictionResult) else ''}"
 
 
 def examples_in(batch: Any, step: str) -> list[Any]:

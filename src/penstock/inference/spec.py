@@ -19,7 +19,7 @@ from penstock.inference.handler import (
     output_of,
     variables_of,
 )
-from penstock.inference.handler_checks import check_copies
+from penstock.inference.handler_checks import check_copies, columns_form
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.path import RowPath
 from penstock.inference.refresh import Refresh, Refreshing, check_can_change
@@ -64,6 +64,7 @@ class InferenceSpec:
         path = RowPath.of(handler)
         inner = path.model_handler
         check_copies(inner.model_copies())
+        columns_form(inner)
         _check_run_inference(inner)
         inner.validate_inference_args(inference_args)
         if retry is not None:

@@ -75,7 +75,8 @@ def _to_json(row: Any, encode: Callable[[Any], str] = _encode) -> str:
     except (TypeError, ValueError, RecursionError) as exc:
         raise OutputError(
             f"WriteToJsonl: a row of type {type(row).__name__} is not JSON: {exc}; expected dicts, lists, text, "
-            "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row"
+            "numbers, None, arrays, NamedTuples or dataclasses: put a ps.Map before it that makes such a row, or use "
+            "WriteToParquet, whose columns take bytes, times and decimals, too"
         ) from exc
 
 

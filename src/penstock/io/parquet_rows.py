@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
+from penstock.arrow_columns import column_of_arrays, holds_arrays, numpy_of
 from penstock.errors import OutputError
-from penstock.io.array_columns import column_of_arrays, holds_arrays, numpy_of
 from penstock.io.arrow_types import contains, is_list, is_lossless
 from penstock.io.merged_types import decoded
 from penstock.io.records import LEAVES, listed, named_fields, plain

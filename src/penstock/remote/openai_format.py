@@ -88,7 +88,7 @@ class OpenAIFormat:
             vector = told["data"][0]["embedding"]
             if not isinstance(vector, (list, str)):
                 raise TypeError(f"expected a list of numbers for embedding, got {type(vector).__name__}")
-            return vector
+            return vector if isinstance(vector, str) else _float32(vector)
         answers = [self._choice(choice) for choice in told["choices"]]
         if not answers:
             raise ValueError("choices is empty")
@@ -108,6 +108,13 @@ class OpenAIFormat:
         except ValueError as exc:
             why = f" (finish_reason is {choice['finish_reason']!r})" if choice.get("finish_reason") != "stop" else ""
             raise ValueError(f"the content is not JSON{why}: {exc}") from None
+
+
+def _float32(vector: list[Any]) -> Any:
+    """The numbers as an array: models compute embeddings in 32 bits or less, and JSON has them in decimals."""
+    import numpy as np
+
+    return np.array(vector, np.float32)
 
 
 def _most_output(body: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from penstock.batching.full_batches import Aiming
 from penstock.inference.models_by_key import ModelsByKey
@@ -10,6 +10,7 @@ from penstock.inference.service_handler import ServiceHandler, rows_at_once
 from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.place import Place, Surroundings, choose_place, is_small
+from penstock.pipeline.transforms import MapBatches, RowFunction
 from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
@@ -37,14 +38,14 @@ def explain(job: Job, size: RunSize, *, sample: bool = False) -> str:
         lines.append(_pool_line(pool, pools.in_process))
     if sample and (estimated := estimates(plan)):
         lines += ["requests to services:", *estimated]
-    forms: dict[int, str | None] = {}
+    drawing = Drawing(plan, _has_columns(plan))
     for stage in plan.stages:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
         here = replace(around, workers=pools.of_stage(stage.index).size.workers)
         for root in stage.roots:
             source = root.traits.source if root.transform is not None else None
-            gives = forms.get(stage.index) if source is None else "columns" if source.gives_columns else "rows"
-            lines += _tree(plan, root, 1, here, gives, forms)
+            gives = drawing.forms.get(stage.index) if source is None else "columns" if source.gives_columns else "rows"
+            lines += _tree(drawing, root, 1, here, gives)
     return "\n".join(lines)
 
 
@@ -67,58 +68,79 @@ def _pool_line(pool: Pool, in_process: bool) -> str:
     return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
 
 
-def _tree(
-    plan: Plan, step: Step, depth: int, around: Surroundings, given: str | None, forms: dict[int, str | None]
-) -> list[str]:
-    """A step and what follows. `given`: what comes in, or what a root gives; `forms`: what comes into later stages."""
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What the branches of one plan have in common."""
+
+    plan: Plan
+    has_columns: bool  # else every step takes rows, which is not worth a word
+    forms: dict[int, str | None] = field(default_factory=dict)  # what comes into each stage: "rows", "columns" or "both"
+
+    def enter(self, stage: int, made: str | None) -> None:
+        """A branch ends at this stage; others may have, in another form."""
+        before = self.forms.setdefault(stage, made)
+        if made != before:
+            self.forms[stage] = "both" if made is not None and before is not None else None
+
+
+def _has_columns(plan: Plan) -> bool:
+    steps = [step.traits for stage in plan.stages for step in stage.steps()]
+    return any(each.takes == "columns" or (each.source is not None and each.source.gives_columns) for each in steps)
+
+
+def _tree(drawing: Drawing, step: Step, depth: int, around: Surroundings, given: str | None) -> list[str]:
+    """A step and what follows. `given`: what comes in, or what a root gives."""
     label = step.label if step.transform is not None else f"rows of {step.label}"
-    is_root = step.transform is None or step.traits.source is not None
     details = _details(step, around)
-    if is_root:
+    if step.transform is None or step.traits.source is not None:
         details += ["gives columns"] if given == "columns" else []
     else:
-        details += _conversion(step, given)
+        details += _conversion(step, given) if drawing.has_columns else []
         given = _form_after(step, given)
     lines = [f"{'  ' * depth}{label}{': ' * bool(details)}{', '.join(details)}"]
     for tag, nexts in step.next.items():
         made = "rows" if tag in step.traits.failures else given
         for end in nexts:
             if isinstance(end, Step):
-                lines += _tree(plan, end, depth + 1, around, made, forms)
+                lines += _tree(drawing, end, depth + 1, around, made)
             else:
                 if end.kind == "stage":
-                    forms[end.target] = made
-                lines.append(f"{'  ' * (depth + 1)}-> {_outlet(plan, end)}{f' (output {tag!r})' if tag else ''}")
+                    drawing.enter(end.target, made)
+                outlet = f"{_outlet(drawing.plan, end, made)}{f' (output {tag!r})' if tag else ''}"
+                lines.append(f"{'  ' * (depth + 1)}-> {outlet}")
     return lines
 
 
 def _form_after(step: Step, given: str | None) -> str | None:
-    """Whether rows or columns come out of a step; None: that is not known."""
+    """Whether rows or columns come out of a step, or both; None: that is not known."""
     traits = step.traits
     if traits.takes == "rows" or given is None:
         return "rows" if traits.takes == "rows" else given
     model = traits.model
-    stays = traits.takes == "either" or (model is not None and given == "rows" and model.handler.input_columns() is None)
+    stays = traits.takes == "either" or (model is not None and given != "columns" and model.handler.input_columns() is None)
     return given if stays else "columns"
 
 
 def _conversion(step: Step, given: str | None) -> list[str]:
     """What a step takes, and what to change where columns are turned into rows."""
-    traits = step.traits
-    if given == "columns" and traits.takes == "rows":
-        return [f"turns columns into rows: {_advice(step)}"]
+    takes = step.traits.takes
+    if takes == "rows":
+        return [f"turns columns into rows{_advice(step)}"] if given in ("columns", "both") else ["takes rows"]
     if given == "rows" and _form_after(step, given) == "columns":
         return ["turns rows into columns"]
-    return ["takes columns"] if traits.takes == "columns" and given == "columns" else []
+    if takes == "columns" and given == "rows":
+        return ["takes rows"]
+    return ["takes columns"] if takes == "columns" and given is not None else []
 
 
 def _advice(step: Step) -> str:
     model = step.traits.model
     if model is None:
-        return 'ps.MapBatches(..., format="arrow") would keep them'
+        keeps = isinstance(step.transform, (RowFunction, MapBatches))
+        return ': ps.MapBatches(..., format="arrow") would keep them' if keeps else ""
     if not model.path.plain:
-        return "so do keys, pre- and postprocess functions and with_no_batching()"
-    return "columns= on the handler would keep them"
+        return ": so do keys, pre- and postprocess functions and with_no_batching()"
+    return ": columns= on the handler would keep them"
 
 
 def _details(step: Step, around: Surroundings) -> list[str]:
@@ -180,7 +202,7 @@ def _fixed_batches(spec: InferenceSpec) -> str:
     return f"batches of rows of like length out of {aim.lookahead}, padded cost at most {aim.cost},"
 
 
-def _outlet(plan: Plan, outlet: Outlet) -> str:
+def _outlet(plan: Plan, outlet: Outlet, made: str | None) -> str:
     if outlet.kind == "stage":
         return f"stage {outlet.target}"
     if outlet.kind == "collect":
@@ -189,4 +211,5 @@ def _outlet(plan: Plan, outlet: Outlet) -> str:
     sink = node.traits.sink
     assert sink is not None
     weak = "" if sink.delivery == "exactly once" else f" ({sink.delivery}, if the run is resumed)"
-    return f"{node.label} -> {sink.describe()}{weak}"
+    turned = " (turns columns into rows)" if made in ("columns", "both") and node.traits.takes == "rows" else ""
+    return f"{node.label} -> {sink.describe()}{weak}{turned}"

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from penstock.inference.columns import as_column, numpy_columns
 from penstock.inference.handler import ModelHandler, measures_examples
+from penstock.inference.handler_checks import columns_form
 from penstock.rows import PredictionResult, many
 
 T = TypeVar("T")
@@ -34,8 +36,8 @@ def check_handler(
     - If it prepares, prepare() gives a list of one picklable value per example, each the same alone as among others;
       run_inference() is then given these values. If it measures lengths, there is a whole number for each row.
     - If columns= is set, check_columns() accepts a table of these columns, and examples_of() gives one example per row,
-      each the same alone as among others. If it takes columns, run_inference_columns() takes that table. The answers are
-      the same as without a table.
+      each the same alone as among others. If it takes columns, run_inference_columns() takes that table, in which arrays of
+      one shape are lists of a fixed size. The answers are the same as without a table.
 
     Give at least three examples whose answers differ, as the handler gets them: after preprocessing, without keys. For a
     handler of columns, give dicts; where columns= is one name, the values of that column are accepted, too.
@@ -43,6 +45,7 @@ def check_handler(
     if len(examples) < 3:
         raise AssertionError(f"check_handler() got {len(examples)} examples; give at least 3, with different answers")
     handler = _after_travel("the handler", handler)
+    _attempt("takes_columns()", columns_form, handler)
     table = _table_of(handler, examples)
     in_table = None if table is None or handler.input_columns() is None else _examples_of(handler, table)
     given = in_table if in_table is not None and _are_records(handler, examples) else list(examples)
@@ -93,9 +96,9 @@ def _table_of(handler: Handler, examples: Sequence[Any]) -> Any:
         return None
     try:
         if _are_records(handler, examples):
-            table = pa.Table.from_pylist(list(examples))
-            return table if names is None else table.select(list(names))
-        return pa.table({names[0]: list(examples)}) if names is not None and len(names) == 1 else None
+            wanted = list(examples[0]) if names is None else names
+            return pa.table({name: as_column([example.get(name) for example in examples]) for name in wanted})
+        return pa.table({names[0]: as_column(list(examples))}) if names is not None and len(names) == 1 else None
     except (pa.ArrowException, TypeError):  # such as of tensors
         return None
 
@@ -197,9 +200,7 @@ def _check_examples(what: str, batch: list[Any], answers: list[Any]) -> None:
 def _predict_table(handler: Handler, model: Any, table: Any, inference_args: InferenceArgs) -> list[Any]:
     what = "run_inference_columns()"
     _attempt("check_columns()", handler.check_columns, table.schema)
-    given = table
-    if handler.takes_columns() == "numpy":
-        given = {name: table.column(name).to_numpy() for name in table.column_names}
+    given = numpy_columns(table) if columns_form(handler) == "numpy" else table
     made = _attempt(what, handler.run_inference_columns, given, model, inference_args)
     rows = _attempt(what, _rows_of, made, what)
     _check_count(what, len(rows), table.num_rows, "answer per row")
