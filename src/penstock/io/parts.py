@@ -40,7 +40,7 @@ class FilePart(NamedTuple):
     final: str
     bytes: int
     xxh128: str | None  # of parts of a journaled run
-    schema: Any = None  # of formats that have one: in bytes
+    schema: Any = None  # of formats that have one: in bytes, or the names of the columns
     again: bool = False  # it takes the place of an earlier form of itself, which may have been published
 
 
