@@ -116,7 +116,7 @@ PURE = [
     "batching/*.py",
     *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands")),
     *(f"models/{name}.py" for name in ("budget", "fronts", "residency", "uses", "keyed_models")),
-    *(f"models/{name}.py" for name in ("outcome", "place", "room", "versions")),
+    *(f"models/{name}.py" for name in ("outcome", "place", "reruns", "room", "versions")),
     "io/new_models.py",
     *(f"run/{name}.py" for name in ("plan", "schedule", "locality", "thresholds", "throttling", "accounting", "outcomes")),
     "run/short_jobs.py",
