@@ -109,6 +109,15 @@ def test_all_families_are_listed_with_their_handlers() -> None:
     assert modules | {"huggingface", "images", "llama_cpp", "remote", "vllm"} == {family.name for family in FAMILIES}
 
 
+def test_every_handler_is_in_a_family() -> None:
+    """All but those that are there for others to be derived from."""
+    classes = [n for path in SOURCE.glob("*.py") for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef)]
+    bases = {ast.unparse(base).partition("[")[0] for each in classes for base in each.bases}
+    public = {each.name for each in classes if "ModelHandler" in each.name and not each.name.startswith("_")}
+    assert public - bases <= {name for family in FAMILIES for name in family.handlers}
+    assert len(public - bases) > 10
+
+
 def test_needs_are_those_of_the_extras() -> None:
     extras = PROJECT["optional-dependencies"]
     for family in FAMILIES:

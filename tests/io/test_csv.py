@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.sink import Part
@@ -177,3 +178,29 @@ def test_rows_that_do_not_fit(tmp_path: Path) -> None:
             written(tmp_path / type(value).__name__, [{"x": value}])
     with pytest.raises(OutputError, match="text that UTF-8 cannot hold"):
         written(tmp_path / "e", [{"x": "\ud800"}])
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_parts_of_other_columns_are_refused(tmp_path: Path, journaled: bool) -> None:
+    """Before anything is published; or, split by split, before the first that does not fit."""
+    late = [{"a": 1, "b": 2}] * 5000
+    options: dict[str, Any] = {"run_dir": tmp_path / "run"} if journaled else {}
+    message = (
+        r"out: part-\d+\.csv has other columns than part-00000\.csv: missing none, not expected 'b'; make all rows alike"
+    )
+    for _ in range(2):  # once more it is resumed, and refused again
+        p = ps.Pipeline(workers=0, **options)
+        p | ps.Create([{"a": 1}] * 5000 + late) | ps.WriteToCsv(tmp_path / "out")
+        with pytest.raises(
+            OutputError, match=message + (".*start over with fresh=True" if journaled else " in a step before it$")
+        ):
+            p.run()
+    assert {part.read_text()[:2] for part in (tmp_path / "out").glob("part-*")} == ({"a\n"} if journaled else set())
+
+
+def test_parts_may_have_their_columns_in_any_order(tmp_path: Path) -> None:
+    p = ps.Pipeline(workers=0)
+    p | ps.Create([{"a": 1, "b": 2}] * 5000 + [{"b": 2, "a": 1}] * 5000) | ps.WriteToCsv(tmp_path / "out")
+    p.run()
+    assert len(list((tmp_path / "out").iterdir())) > 1
+    assert rows(ReadFromCsv(tmp_path / "out").source) == [{"a": "1", "b": "2"}] * 10_000

@@ -408,3 +408,13 @@ def test_check_sink_finds_a_sink_that_shows_rows_too_early(tmp_path: Path) -> No
         AssertionError, match="EagerSink, what a reader sees before anything was published: 8 rows, expected 0"
     ):
         check_sink(EagerSink(str(tmp_path)), lambda n: [str(n), "x"], lambda: read_back(ReadFromText(tmp_path)))
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_an_archive_that_is_not_there(tmp_path: Path, journaled: bool) -> None:
+    p = ps.Pipeline(workers=0, **({"run_dir": tmp_path / "run"} if journaled else {}))
+    p | ps.Create([{"a": 1}]) | ps.WriteToJsonl(f"zip://a::{tmp_path}/missing.zip")
+    with pytest.raises(OutputError, match=r"zip://a::.*: there is no .*missing\.zip; write to a folder of a plain store"):
+        p.run()
+    with pytest.raises(InputError, match=r"zip://a::.*missing\.zip: cannot be listed: .*; check the path"):
+        (ps.Pipeline(workers=0) | ps.ReadFromJsonl(f"zip://a::{tmp_path}/missing.zip")).collect()

@@ -253,3 +253,34 @@ def test_values_that_the_database_refuses(database: TestDatabase) -> None:
             write_all(write, rows, run=str(run))
         assert database.rows() == [], "all of a part or nothing"
         assert database.rows(table="penstock_commits") == []
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_parts_of_different_types_are_refused(sqlite: TestDatabase, tmp_path: Path, journaled: bool) -> None:
+    """Before anything is published; or, split by split, before the first that does not fit."""
+    options: dict[str, Any] = {"run_dir": tmp_path / "run"} if journaled else {}
+    for _ in range(2):  # once more it is resumed, and refused again
+        p = ps.Pipeline(workers=0, **options)
+        p | ps.Create([{"a": 1}] * 5000 + [{"a": "x"}] * 5000) | ps.WriteToSql(sqlite.url, "answers")
+        with pytest.raises(OutputError, match="column 'a' holds int and text, expected values of one type: put a ps.Map"):
+            p.run()
+    assert {type(a) for (a,) in sqlite.rows()} == ({int} if journaled else set())
+
+
+def test_text_among_the_numbers_of_a_table_is_refused(sqlite: TestDatabase) -> None:
+    sqlite.run("CREATE TABLE answers (a INTEGER, b REAL, c)")
+    write = ps.WriteToSql(sqlite.url, "answers")
+    for late in ({"a": "x"}, {"b": b"1"}, {"a": "1_0"}, {"b": "nan"}):
+        with pytest.raises(OutputError, match=r"column '[ab]' holds .*, and the table has numbers there: put a ps\.Map"):
+            write_all(write, [late], run=str(late))
+    assert sqlite.rows() == []
+    write_all(write, [{"a": "7", "b": " -1.5e1", "c": "x"}, {"a": None, "b": "0.5", "c": "y"}])
+    assert sqlite.rows() == [(7, -15.0, "x"), (None, 0.5, "y")]
+
+
+def test_a_table_of_ones_own_takes_parts_of_different_types(sqlite: TestDatabase) -> None:
+    sqlite.run("CREATE TABLE answers (a TEXT)")
+    p = ps.Pipeline(workers=0)
+    p | ps.Create([{"a": 1}] * 5000 + [{"a": "x"}] * 5000) | ps.WriteToSql(sqlite.url, "answers")
+    p.run()
+    assert sorted(set(sqlite.rows())) == [("1",), ("x",)]

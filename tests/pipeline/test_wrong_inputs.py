@@ -263,6 +263,14 @@ def put_another(path):
     os.replace(f"{path}.new", path)
 
 
+def put_another_alike(path):
+    """Of the same size and date."""
+    before = os.stat(path)
+    Path(f"{path}.new").write_text(Path(path).read_text().replace("1", "2"))
+    os.utime(f"{path}.new", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(f"{path}.new", path)
+
+
 class Whole(ps.Source):
     """A source that says which files it reads, but not which of its splits reads which."""
 
@@ -285,7 +293,10 @@ def read_whole(path):
 
 @pytest.mark.parametrize(
     ("read", "change"),
-    [*((ps.ReadFromText, change) for change in (append, truncate, put_another, os.remove)), (read_whole, append)],
+    [
+        *((ps.ReadFromText, change) for change in (append, truncate, put_another, put_another_alike, os.remove)),
+        (read_whole, append),
+    ],
 )
 def test_an_input_that_changes_while_it_is_read_ends_the_run(pipeline, tmp_path, out, read, change):
     path = str(tmp_path / "in.txt")
@@ -301,6 +312,21 @@ def test_an_input_that_changes_while_it_is_read_ends_the_run(pipeline, tmp_path,
     with pytest.raises(InputError, match=r"in\.txt"):
         p.run()
     assert leaves_nothing(out)
+
+
+def test_an_input_may_get_links_and_other_rights_while_it_is_read(pipeline, tmp_path, out):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{n}\n" for n in range(20_000)))
+
+    def link_it(row):
+        if row == "7":
+            os.link(path, f"{path}.too")
+            os.chmod(path, 0o400)
+        return row
+
+    with pipeline() as p:
+        p | ps.ReadFromText(path) | ps.Map(link_it) | ps.WriteToText(out)
+    assert sum(len(part.read_text().splitlines()) for part in out.iterdir()) == 20_000
 
 
 def test_a_link_to_a_part_of_the_output_is_not_replaced_while_it_is_read(pipeline, tmp_path, out):

@@ -75,3 +75,17 @@ def test_pure_tests_start_no_process() -> None:
             elif isinstance(node, ast.FunctionDef) and "pipeline" in {each.arg for each in node.args.args}:
                 wrong.append(f"{path.name}: {node.name} runs with worker processes, too")
     assert wrong == []
+
+
+def names_of_the_clone(tree: ast.AST) -> list[int]:
+    """The lines with a bare "penstock/", which is in every path of a clone that has that name."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in inside]
+    return [node.lineno for node in texts if node.value in ("penstock" + "/", "/penstock" + "/")]
+
+
+def test_no_test_depends_on_the_name_of_the_clone() -> None:
+    """Paths of the library's own begin with the folder of penstock.__file__."""
+    assert names_of_the_clone(ast.parse("assert 'penstock/' not in traceback"))
+    found = {str(path.relative_to(TESTS)): names_of_the_clone(ast.parse(path.read_text())) for path in FILES}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -116,13 +116,13 @@ PURE = [
     "batching/*.py",
     *(f"models/{name}.py" for name in ("front", "dispatch", "hunt", "host_batches", "measures", "commands")),
     *(f"models/{name}.py" for name in ("budget", "fronts", "residency", "uses", "keyed_models")),
-    *(f"models/{name}.py" for name in ("outcome", "place", "versions")),
+    *(f"models/{name}.py" for name in ("outcome", "place", "reruns", "room", "versions")),
     "io/new_models.py",
     *(f"run/{name}.py" for name in ("plan", "schedule", "locality", "thresholds", "throttling", "accounting", "outcomes")),
+    "run/short_jobs.py",
     "steps/stage.py",
     "observe/pace.py",
-    *(f"remote/{name}.py" for name in ("pace", "openai_format", "kserve")),
-    "io/new_models.py",
+    *(f"remote/{name}.py" for name in ("budget", "contents", "pace", "openai_format", "kserve")),
 ]
 ACTING = {
     "os",
@@ -236,6 +236,13 @@ def test_what_decides_imports_nothing_that_acts():
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             wrong += [f"{path.relative_to(SOURCE)}: {name}" for name in names if name.split(".")[0] in ACTING]
     assert wrong == []
+
+
+def test_what_says_that_it_is_pure_is_in_the_list():
+    assert len(set(PURE)) == len(PURE)
+    listed = {path for pattern in PURE for path in SOURCE.glob(pattern)}
+    told = {path for path in SOURCE.rglob("*.py") if re.search(r"\bPure[.:,]", ast.get_docstring(tree_of(path)) or "")}
+    assert told - listed == set()
 
 
 def test_settings_of_handlers_are_the_arguments_of_a_handler():

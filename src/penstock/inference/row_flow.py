@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from penstock.batching.entry import Span
 from penstock.blocks import row_at
 from penstock.errors import PenstockError
+from penstock.inference.failed_batch import row_failed
 from penstock.inference.lane import Request, settle
 from penstock.inference.model import ModelCopy
 from penstock.inference.service_handler import AsyncModelHandler, rows_at_once
@@ -120,7 +121,7 @@ class RowFlow:
         else:
             lane = each.span.entry.item.lane
             row = row_at(each.span.entry.item.ticket.block, each.span.start)
-            outcome = self._copy.row_failed(row, each.error, lane.step, lane.handling)
+            outcome = row_failed(self._copy, row, each.error, lane.step, lane.handling)
         if isinstance(outcome, PenstockError):
             self._ending = self._ending or outcome
             self._ended.append(each.span)

@@ -116,8 +116,8 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         retried.spec = replace(self.spec, retry=retry)
         return retried
 
-    def beside(self, spec: InferenceSpec) -> RunInference[T, U]:
-        """The same step, whose spec names its neighbours."""
+    def with_model(self, spec: InferenceSpec) -> RunInference[T, U]:
+        """The same step with another spec."""
         step = copy.copy(self)
         step.spec = spec
         return step
@@ -135,6 +135,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
             handling=spec.handling,
             retry=spec.retry,
             model=spec,
+            with_model=self.with_model,
             takes="columns" if spec.takes_columns() else "rows",
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
-from penstock.io.parts import FileSink, FileWriter, Places
+from penstock.io.parts import FilePart, FileSink, FileWriter, Places
 from penstock.io.records import LEAVES, as_lists, listed, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, SplitGoal
@@ -181,6 +181,10 @@ class CsvWriter(FileWriter[Any]):
         self._lines.clear()
         self.write_text(data)
 
+    def close(self) -> FilePart | None:
+        part = super().close()
+        return part and part._replace(schema=self._columns)
+
     def _values(self, record: dict[Any, Any], columns: Sequence[str]) -> list[Any]:
         if record.keys() != self._names:
             missing, extra = [c for c in columns if c not in record], [c for c in record if c not in columns]
@@ -209,13 +213,36 @@ def _cell(column: str, value: Any) -> Any:
 
 
 class CsvSink(FileSink[Any]):
-    """CSV files, each part with a header. `columns`: which, and in this order; None: those of the part's first row."""
+    """CSV files, each part with a header. `columns`: which, and in this order; None: those of the part's first row. All
+    parts have the same columns: readers of the folder expect that."""
 
     suffix = ".csv"
 
     def __init__(self, path: str, overwrite: bool, columns: tuple[str, ...] | None) -> None:
         super().__init__(path, overwrite)
         self.columns = columns
+        self._first: FilePart | None = None  # whose columns all others have
+
+    def prepare(self, run: str) -> dict[str, int]:
+        self._first = None
+        return super().prepare(run)
+
+    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
+        self._first = None
+        super().resume(run, note, published)
+
+    def unify(self, tokens: Sequence[FilePart]) -> Sequence[FilePart]:
+        for token in tokens:
+            self._first = self._first or token
+            here, others = token.schema, self._first.schema
+            if set(here) != set(others):
+                again = "" if token.xxh128 is None else ", and start over with fresh=True (--fresh)"
+                raise OutputError(
+                    f"{self.describe()}: {short_name(token.final)} has other columns than {short_name(self._first.final)}: "
+                    f"missing {listed(c for c in others if c not in here)}, not expected "
+                    f"{listed(c for c in here if c not in others)}; make all rows alike in a step before it{again}"
+                )
+        return tokens
 
     def open(self, part: Part) -> CsvWriter:
         return CsvWriter(self.places(part), self.columns)
@@ -253,7 +280,8 @@ class ReadFromCsv(Read[dict[str, str]]):
 class WriteToCsv(Write[Any]):
     """Each row (a dict, NamedTuple or dataclass) as one record in `path`/part-00000.csv and so on, in order.
 
-    Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these.
+    Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these, in all
+    parts.
     None is written as nothing, like empty text; other values as str() tells them. `overwrite` as in WriteToText.
     """
 

@@ -144,8 +144,8 @@ def list_files(pattern: str) -> list[InputFile]:
     A folder means every file below it. Names that start with "." or "_" are left out there, and in a glob too unless it
     spells the "." or "_" out.
     """
-    fs, root = store_of(pattern, InputError)
     try:
+        fs, root = store_of(pattern, InputError)
         found = _find(fs, root, pattern)
     except OSError as exc:
         told = without_secrets(f"{pattern}: cannot be listed: {exc}")

@@ -66,7 +66,7 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
         return pcoll.add(self, ()).outputs[MAIN]
 
     def traits(self) -> Traits:
-        return Traits(watches=True)
+        return Traits(watches=self)
 
 
 def checked_interval(interval: float) -> float:

@@ -40,7 +40,7 @@ class FilePart(NamedTuple):
     final: str
     bytes: int
     xxh128: str | None  # of parts of a journaled run
-    schema: Any = None  # of formats that have one: in bytes
+    schema: Any = None  # of formats that have one: in bytes, or the names of the columns
     again: bool = False  # it takes the place of an earlier form of itself, which may have been published
 
 
@@ -124,7 +124,7 @@ class FileSink(StoredSink[T]):
 
     def finish(self, run: str, published: bool) -> None:
         """Remove the folder aside, and after a run that succeeded the earlier parts that it did not replace."""
-        fs, folder = store_of(self.path, OutputError)
+        fs, folder = self._store()
         for name in self._old if published else ():
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(f"{folder}/{name}")
@@ -151,10 +151,18 @@ class FileSink(StoredSink[T]):
     def _aside(self, run: str) -> str:
         return f"{self.path}/{_aside_name(run)}"
 
+    def _store(self) -> tuple[Any, str]:
+        try:
+            return store_of(self.path, OutputError)
+        except FileNotFoundError as exc:  # what is behind "::" is opened
+            raise OutputError(
+                f"{self.describe()}: there is no {without_secrets(str(exc.filename))}; write to a folder of a plain store"
+            ) from open_cause(exc)
+
     def _store_aside(self, run: str) -> tuple[Any, str]:
         """The folder aside in its store: below the output's, whatever the path means there, since it is to be removed.
         Whoever can write there can put a link in its place: what that leads to is not cleaned, and not written to."""
-        fs, folder = store_of(self.path, OutputError)
+        fs, folder = self._store()
         aside = f"{folder}/{_aside_name(run)}"
         if is_local(fs) and os.path.islink(aside):
             raise OutputError(f"{aside}: is a link; expected the folder of the run's unpublished parts: remove it")
@@ -193,7 +201,7 @@ class FileSink(StoredSink[T]):
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[tuple[Any, str]]:
-        fs, folder = store_of(self.path, OutputError)
+        fs, folder = self._store()
         try:
             yield fs, folder
         except OSError as exc:

@@ -42,17 +42,22 @@ class SqlSink(StoredSink[Any]):
         self._is_chosen = aside is not None
         self._root = aside or tempfile.gettempdir()
         self._earlier: str | None = None  # where the process that began the run has spooled
+        self._is_new = False  # the run makes the table, whose types are those of the first part
+        self._kinds: dict[str, set[str]] = {}  # of the values of each column, in all parts so far
 
     def keep_in(self, folder: str) -> None:
         if not self._is_chosen:
             self._root = folder
 
     def prepare(self, run: str) -> dict[str, Any]:
-        self._begin(run, self._own_table().prepare(run, going_on=False))
-        return {"aside": self._root}
+        columns = self._own_table().prepare(run, going_on=False)
+        self._is_new = columns is None
+        self._begin(run, columns)
+        return {"aside": self._root, "is_new": self._is_new}
 
     def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
         self._earlier = note["aside"]
+        self._is_new = note["is_new"]
         self._begin(run, self._own_table().prepare(run, going_on=True))
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -72,6 +77,17 @@ class SqlSink(StoredSink[Any]):
         columns = json.loads(told.read_text()) if told.exists() else None
         path = f"{folder}/{part.name}-{part.attempt}.arrow"
         return SpoolWriter(part, path, columns=columns, keys=self.upsert_by)
+
+    def unify(self, tokens: Sequence[SqlPart]) -> Sequence[SqlPart]:
+        """Refuse parts that differ in the types of their values, where the table has none of its own."""
+        from penstock.io.sql_rows import widest
+
+        for token in tokens if self._is_new else ():
+            for name, kinds in token.kinds.items():
+                together = self._kinds.setdefault(name, set())
+                together.update(kinds)
+                widest(name, together)
+        return tokens
 
     def publish(self, token: SqlPart) -> None:
         self._own_table().publish(token._replace(spool=self._spool(token)))
@@ -121,6 +137,7 @@ class SqlSink(StoredSink[Any]):
         return self._where
 
     def _begin(self, run: str, columns: list[str] | None) -> None:
+        self._kinds = {}
         folder = self._folder(self._root, run)
         _make_private(folder)
         claim = Path(folder, CLAIM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,10 +15,13 @@ import sqlalchemy as sa
 
 from penstock.errors import OutputError
 from penstock.io.sql_rows import STEP, kinds_of
+from penstock.rows import shorten
 
 TEXT = pa.large_string()
 TAB, LINE_END, NOTHING = (pa.scalar(text, TEXT) for text in ("\t", "\n", ""))
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))  # of COPY's text format, in this order
+NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)  # what SQLite takes for one
+OF_NUMBERS = ("null", "bool", "int", "float", "decimal")  # kinds that need no look at the values
 STAGE, ORDER = '"penstock_part"', '"penstock_order"'
 
 
@@ -31,6 +35,7 @@ class Into:
     keys: Sequence[str]  # of upsert_by
     texts: frozenset[str]  # the columns that are text
     arrays: frozenset[str]  # the columns that are arrays in Postgres
+    numbers: frozenset[str]  # the columns that hold numbers
 
     @property
     def listed(self) -> str:
@@ -125,6 +130,8 @@ def _sqlite_rows(batch: pa.RecordBatch, into: Into) -> Iterator[tuple[Any, ...]]
             columns.append(batch.column(name).to_pylist())
             if kinds[name] == "decimal" and name not in into.texts:
                 _check_exact(name, columns[-1])
+        if name in into.numbers and kinds.get(name, "null") not in OF_NUMBERS:
+            _check_numbers(name, columns[-1])
     return zip(*columns, strict=True)
 
 
@@ -136,4 +143,14 @@ def _check_exact(name: str, decimals: Iterable[str | None]) -> None:
             raise OutputError(
                 f"{STEP}: column {name!r} holds {text}, which SQLite cannot hold as a number: make the column TEXT, or put "
                 "a ps.Map before it that makes text or floats of its values"
+            )
+
+
+def _check_numbers(name: str, values: Iterable[Any]) -> None:
+    """SQLite takes anything into any column, and makes a number of text only if it is one."""
+    for value in values:
+        if value is not None and not (isinstance(value, str) and NUMBER.fullmatch(value)):
+            raise OutputError(
+                f"{STEP}: column {name!r} holds {shorten(value)}, and the table has numbers there: put a ps.Map before it "
+                "that makes the values fit, or make the table yourself, with a column of another type"
             )

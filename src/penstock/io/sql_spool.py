@@ -5,7 +5,7 @@ It is Arrow IPC streams, one after another: a new one begins where rows have oth
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ class SqlPart(NamedTuple):
     rows: int
     spool: str
     xxh128: str | None  # of parts of a journaled run
+    kinds: Mapping[str, Sequence[str]] = {}  # the columns that its rows have, in order: of each, the kinds of its values
 
 
 class SpoolWriter(FileWriter[Any]):
@@ -38,11 +39,14 @@ class SpoolWriter(FileWriter[Any]):
         self._keys = keys
         self._stream: Any = None
         self._schema: pa.Schema | None = None
+        self._kinds: dict[str, set[str]] = {}
 
     def add(self, block: Block) -> None:
         for batch in batches_of(block):
             if self._schema is None or not batch.schema.equals(self._schema, check_metadata=True):
                 self._check(batch)
+                for name, kind in kinds_of(batch.schema).items():
+                    self._kinds.setdefault(name, set()).add(kind)
                 self.end()
                 self._schema = batch.schema
                 self._stream = pa.ipc.new_stream(self.file, batch.schema)
@@ -57,7 +61,8 @@ class SpoolWriter(FileWriter[Any]):
 
     def close(self) -> SqlPart | None:  # type: ignore[override]  # a file that is spooled has no final name
         file = super().close()
-        return file and SqlPart(self._part.run, self._part.name, self.rows_written, file.aside, file.xxh128)
+        kinds = {name: sorted(kinds) for name, kinds in self._kinds.items()}
+        return file and SqlPart(self._part.run, self._part.name, self.rows_written, file.aside, file.xxh128, kinds)
 
     def _check(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
@@ -70,24 +75,10 @@ class SpoolWriter(FileWriter[Any]):
 def spooled(path: str) -> Iterator[pa.RecordBatch]:
     """The batches of a spool, in order, one at a time in memory."""
     with pa.OSFile(path) as file:
-        yield from _read(file)
-
-
-def spooled_kinds(path: str) -> dict[str, set[str]]:
-    """The columns that the rows of a spool have, in order, each with the kinds of its values."""
-    kinds: dict[str, set[str]] = {}
-    with pa.memory_map(path) as file:  # the values themselves are not read
-        for batch in _read(file):
-            for name, kind in kinds_of(batch.schema).items():
-                kinds.setdefault(name, set()).add(kind)
-    return kinds
-
-
-def _read(file: Any) -> Iterator[pa.RecordBatch]:
-    size = file.size()
-    while file.tell() < size:
-        with pa.ipc.open_stream(file) as stream:
-            yield from stream
+        size = file.size()
+        while file.tell() < size:
+            with pa.ipc.open_stream(file) as stream:
+                yield from stream
 
 
 def refuse_unknown(names: Collection[str], columns: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from penstock.io.records import listed
 from penstock.io.sql_copying import Into, copy_to_postgres, insert_into_sqlite
 from penstock.io.sql_database import Database, quoted
 from penstock.io.sql_rows import widest
-from penstock.io.sql_spool import SqlPart, refuse_unknown, spooled, spooled_kinds
+from penstock.io.sql_spool import SqlPart, refuse_unknown, spooled
 
 MARKS = "penstock_commits"
 LOCK = int.from_bytes(hashlib.sha256(MARKS.encode()).digest()[:8], signed=True)  # one at a time makes tables
@@ -39,6 +39,7 @@ SQL_TYPES: dict[str, Any] = {
     "uuid": sa.Text().with_variant(postgresql.UUID(), "postgresql"),
     "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
 }
+NUMBERS = (sa.Boolean, sa.Integer, sa.Numeric, sa.Float)
 
 
 @dataclass(frozen=True)
@@ -131,16 +132,16 @@ class SqlTable:
             raise OutputError(f"{token.spool}: the finished part is gone; leave the folder alone and run again")
         if token.xxh128 is not None and xxh128_of(token.spool) != token.xxh128:
             raise OutputError(f"{token.spool}: the finished part has changed; remove it and run again")
-        kinds = spooled_kinds(token.spool)
-        columns = self._columns(connection) or self._make_table(connection, kinds, token)
-        refuse_unknown(kinds, columns)
+        columns = self._columns(connection) or self._make_table(connection, token)
+        refuse_unknown(token.kinds, columns)
         into = Into(
             table=self._quoted,
-            names=list(kinds),
-            columns=list(map(quoted, kinds)),
+            names=list(token.kinds),
+            columns=list(map(quoted, token.kinds)),
             keys=list(map(quoted, self.upsert_by)),
             texts=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.String)),
             arrays=frozenset(name for name, kind in columns.items() if isinstance(kind, sa.ARRAY)),
+            numbers=frozenset(name for name, kind in columns.items() if isinstance(kind, NUMBERS)),
         )
         copy = copy_to_postgres if self.database.is_postgres else insert_into_sqlite
         copy(connection, into, spooled(token.spool))
@@ -175,13 +176,13 @@ class SqlTable:
             self._alone(connection)
             self._marks.create(connection, checkfirst=True)
 
-    def _make_table(self, connection: sa.Connection, kinds: Mapping[str, set[str]], token: SqlPart) -> dict[str, Any]:
+    def _make_table(self, connection: sa.Connection, token: SqlPart) -> dict[str, Any]:
         """The table's columns, made for the rows of a part, which is marked, unless another process has been quicker."""
         self._alone(connection)
         if there := self._columns(connection):
             return there
         self._refuse_or_forget_old_marks(connection, token)
-        types = {name: SQL_TYPES[widest(name, kinds[name])] for name in kinds}
+        types = {name: SQL_TYPES[widest(name, set(kinds))] for name, kinds in token.kinds.items()}
         columns = [
             sa.Column(sa.quoted_name(name, True), kind, primary_key=name in self.upsert_by, autoincrement=False)
             for name, kind in types.items()

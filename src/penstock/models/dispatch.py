@@ -13,19 +13,17 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.batching.entry import Entry, Span
-from penstock.failures import CRASHED, OUT_OF_MEMORY, TIMED_OUT
-from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.batching.entry import Entry
+from penstock.failures import OUT_OF_MEMORY, TIMED_OUT
+from penstock.models.commands import Command, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Copy, HostBatch, Parcel, Parcels
-from penstock.models.hunt import Hunt, Steps, rows_of, spans_of
-from penstock.models.keyed_models import KeyedModels, Refusal
+from penstock.models.host_batches import Copy, HostBatch, Parcel, Parcels, first_fresh
+from penstock.models.hunt import rows_of, spans_of
+from penstock.models.keyed_models import KeyedModels, Refusal, leaky
 from penstock.models.messages import HostSpec
+from penstock.models.reruns import Reruns, rows_told
 from penstock.models.uses import Uses, of_key
 
-ATTEMPTS = 4  # of a single row whose process dies, alone in it
-HUNT_AFTER = 2  # deaths of a process that held one batch: the first may have come from outside
-CROWD = 8  # batches: where more run at once, a first death of their process makes none of them run alone
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 NOT_ENOUGH = "the model's process had not enough memory"
 
@@ -39,16 +37,17 @@ class Dispatch:
         self.front = self.fronts.all[0]
         copies = spec.copies + (spec.budget is not None)  # one for models that cannot be with others
         self._copies = [Copy(1 if spec.in_turn else spec.concurrent) for _ in range(copies)]
-        self._again: deque[HostBatch] = deque()
+        again: deque[HostBatch] = deque()
         self.keyed: KeyedModels | None = None  # of a host for many models
         if spec.budget is not None:
-            self.keyed = KeyedModels(spec, self.fronts, self._copies, self._again)
+            self.keyed = KeyedModels(spec, self.fronts, self._copies, again)
         self.parcels = Parcels(self.fronts, self.front.add if self.keyed is None else self.keyed.add)
+        self._numbers = itertools.count(1)
+        self._again = Reruns(again, self.parcels, self._numbers, retry_safe=spec.retry_safe)
         self._clients: set[int] = set()
         self._pending: list[Command] = []
         self._moved = ""  # what became of the model that a process died of
         self._lonely_since: float | None = now
-        self._numbers = itertools.count(1)
 
     # What clients do.
 
@@ -73,11 +72,7 @@ class Dispatch:
         """What waits from there is forgotten; what runs, runs for nobody."""
         if self.parcels.close((client, lane)) and self.keyed is not None:
             self.keyed.discard((client, lane))
-        dropped = [batch for batch in self._again if not self.parcels.are_wanted(batch.spans)]
-        for batch in dropped:
-            self._again.remove(batch)
-        for hunt in [batch.hunt for batch in dropped if batch.hunt is not None]:
-            self._pending += self._follow(hunt.known())
+        self._pending += self._again.forget_unwanted()
 
     def submitted(self, entry: Entry[Parcel], now: float) -> None:
         self.parcels.submitted(entry, now)
@@ -115,7 +110,7 @@ class Dispatch:
             self._copies[copy].begin(now)
             self.parcels.settle(batch.spans)
             if batch.hunt is not None:
-                self._pending += self._follow(batch.hunt.known(failed))
+                self._pending += self._again.follow(batch.hunt.known(failed))
             if self.keyed is not None:
                 self.keyed.ended(copy, batch)
         return batch
@@ -139,19 +134,14 @@ class Dispatch:
         else:
             rows, again = rows_of(batch.spans), set(left)
             self.parcels.settle(spans_of(row for at, row in enumerate(rows) if at not in again))
-            steps = self._hunt(HostBatch(0, spans_of(rows[at] for at in left)), OUT_OF_MEMORY, NOT_ENOUGH)
+            steps = self._again.hunt(HostBatch(0, spans_of(rows[at] for at in left)), OUT_OF_MEMORY, NOT_ENOUGH)
         kill = KillCopy(copy, f"it had no memory left for {rows_told(len(left))}, which a fresh one may have")
-        return batch, [kill, *self._follow(steps)]
+        return batch, [kill, *self._again.follow(steps)]
 
     def outlook(self) -> str:
         """What becomes of the rows whose process is gone, for people."""
         moved, self._moved = self._moved, ""
-        batch = next((batch for batch in self._again if batch.suspect), None)
-        if batch is None:
-            return moved
-        if batch.hunt is None or batch.rows == 1:
-            return f"; {rows_told(batch.rows)} that it held run{'s' if batch.rows == 1 else ''} again, alone{moved}"
-        return f"; looking for the row that is to blame, among {batch.rows}{moved}"
+        return self._again.outlook() + moved
 
     def died(self, copy: int, how: str) -> list[Command]:
         """Its process is gone. What it held runs again, alone; but not for ever."""
@@ -169,63 +159,10 @@ class Dispatch:
         alone = len(ran) == 1 and not held.loads
         if alone and self.keyed is not None:
             self._moved = self.keyed.charge(ran[0].model)
-        commands: list[Command] = []
-        for batch in reversed(batches):
-            batch.aim = batch.started = None
-            if batch in ran:
-                batch.crowd_deaths += len(ran) > CROWD
-                batch.suspect |= len(ran) <= CROWD or batch.crowd_deaths >= HUNT_AFTER
-                batch.deaths += alone
-            if not self.parcels.are_wanted(batch.spans) and batch.hunt is None:
-                continue
-            if batch not in ran or (not alone and self._spec.retry_safe) or self._is_to_run_again(batch):
-                self._again.appendleft(batch)
-            else:
-                commands += self._failed(batch, CRASHED, f"{process_of(batch)} died with these rows: {how}")
+        commands = self._again.lost(batches, ran, how, alone=alone)
         if self.keyed is not None:
             self.keyed.lost(copy, how, killed=state == "killed", beside=bool(ran))
         return commands
-
-    def _is_to_run_again(self, batch: HostBatch) -> bool:
-        """Whether a batch whose process died gets another try as it is."""
-        if not self._spec.retry_safe or batch.hunt is not None:
-            return False
-        return batch.deaths < (HUNT_AFTER if batch.rows > 1 else ATTEMPTS)
-
-    def _failed(self, batch: HostBatch, kind: str, how: str) -> list[Command]:
-        """A batch has killed its process, or hangs: find the rows that do it."""
-        if batch.hunt is not None:
-            return self._follow(batch.hunt.died(kind, how))
-        if batch.rows == 1 or not self._spec.retry_safe:
-            return self._follow([BreakBatch(batch, kind, how)])
-        return self._follow(self._hunt(batch, kind, how))
-
-    def _hunt(self, batch: HostBatch, kind: str, how: str) -> Steps:
-        return Hunt(batch.spans, kind, how, self._numbers, self.parcels.is_left).begin()
-
-    def _follow(self, steps: Steps) -> list[Command]:
-        """What a hunt says: parts run before anything else; rows that nobody will answer are settled."""
-        commands: list[Command] = []
-        for step in steps:
-            if isinstance(step, HostBatch):
-                self._again.appendleft(step)
-            else:
-                self.parcels.settle(step.batch.spans)
-                commands.append(step)
-        return commands
-
-    def _refused(self, refusal: Refusal) -> list[Command]:
-        """Rows whose model will never be there: those that wait for it, and those that were to run again."""
-        commands: list[Command] = []
-        spans = [Span(entry, entry.start, entry.stop) for entry in refusal.entries]
-        batches = [HostBatch(0, spans)] if spans else []
-        while (batch := next((batch for batch in self._again if batch.model == refusal.model), None)) is not None:
-            self._again.remove(batch)
-            batches.append(batch)
-            commands += [] if batch.hunt is None else self._follow(batch.hunt.known())
-        kind, what, error = refusal.kind, refusal.message, refusal.error
-        broken: Steps = [BreakBatch(batch, kind, what, error, together=False) for batch in batches]
-        return [*commands, *self._follow(broken)]
 
     # What to do now.
 
@@ -235,9 +172,9 @@ class Dispatch:
         pending, self._pending = self._pending, []
         commands = [*pending, *self._overdue(now)]
         if self.keyed is not None:
-            commands += self.keyed.leaky()
+            commands += leaky(self._copies)
             for made in self.keyed.decide(now):
-                commands += self._refused(made) if isinstance(made, Refusal) else [made]
+                commands += self._again.refused(made) if isinstance(made, Refusal) else [made]
         commands += [*self._renewed(), *self._starts(now), *self._runs(now)]
         return commands if self.keyed is None else [*commands, *self._renewed()]  # for the next, if one of several has run
 
@@ -261,7 +198,7 @@ class Dispatch:
 
     def _askers(self) -> Iterable[int]:
         """Copies that take rows from their fronts as soon as these may leave."""
-        if self.keyed is None and self._again:
+        if self.keyed is None and self._again.waiting:
             return ()
         copies = [number for number, copy in enumerate(self._copies) if copy.has_place]
         return copies[:1] if self.keyed is None else [number for number in copies if self._takes_new(number)]
@@ -283,7 +220,7 @@ class Dispatch:
                 if self.keyed is not None:
                     self._moved = self.keyed.charge(batch.model)
                 copy.batches.remove(batch)
-                yield from self._failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
+                yield from self._again.failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
             if late:
                 yield from self._spared(copy, "another batch took too long, and these rows were called")
                 yield KillCopy(number, f"a batch took longer than {limit:g} s")
@@ -294,13 +231,12 @@ class Dispatch:
         for batch in list(copy.batches):
             if batch.started is not None and not self._spec.retry_safe:
                 copy.batches.remove(batch)
-                yield from self._failed(batch, TIMED_OUT, why_not)
+                yield from self._again.failed(batch, TIMED_OUT, why_not)
             batch.started = None
 
     def _renewed(self) -> Iterator[Command]:
         """Rows that need a fresh process, where none is and none comes, get one."""
-        fresh = next((batch for batch in self._again if batch.fresh), None)
-        if fresh is None:
+        if (fresh := first_fresh(self._again.waiting)) is None:
             return
         numbers = range(len(self._copies)) if self.keyed is None else self.keyed.homes(fresh)
         if all(self._copies[number].state == "ready" and self._copies[number].runs for number in numbers):
@@ -334,7 +270,7 @@ class Dispatch:
         if (again := self._first_again(number)) is not None:
             if not copy.has_place or (again.suspect and (copy.batches or copy.loads)):
                 return None
-            self._again.remove(again)
+            self._again.waiting.remove(again)
             return again
         taken = self.fronts.take(number, now, idle=copy.has_place)
         return None if taken is None else HostBatch(next(self._numbers), *taken)
@@ -345,14 +281,6 @@ class Dispatch:
 
     def _first_again(self, number: int) -> HostBatch | None:
         """The first that may run there: what needs a fresh process goes first in one, and nowhere else."""
-        again = [batch for batch in self._again if self.keyed is None or self.keyed.runs(number, batch)]
+        again = [batch for batch in self._again.waiting if self.keyed is None or self.keyed.runs(number, batch)]
         fresh = (batch for batch in again if batch.fresh and not self._copies[number].runs)
         return next(itertools.chain(fresh, (batch for batch in again if not batch.fresh)), None)
-
-
-def process_of(batch: HostBatch) -> str:
-    return "the model's process" if batch.model is None else f"the process of {of_key(batch.model)}"
-
-
-def rows_told(rows: int) -> str:
-    return "a row" if rows == 1 else f"{rows} rows"

@@ -48,6 +48,11 @@ class HostBatch:
         return self.spans[0].entry.model
 
 
+def first_fresh(batches: Iterable[HostBatch]) -> HostBatch | None:
+    """The first of them that needs a fresh process."""
+    return next((batch for batch in batches if batch.fresh), None)
+
+
 @dataclass(eq=False)
 class Copy:
     """A process that holds the model, or some of many; or will."""

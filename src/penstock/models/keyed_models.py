@@ -18,7 +18,7 @@ from penstock.batching.entry import Entry
 from penstock.failures import LOADING, OUT_OF_MEMORY
 from penstock.models.commands import KillCopy, LoadModel, UnloadModel
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Copy, HostBatch, Lane, Parcel
+from penstock.models.host_batches import Copy, HostBatch, Lane, Parcel, first_fresh
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import Admit, Copies, LoadNow, Refuse, Residency, UnloadNow
 from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
@@ -136,7 +136,7 @@ class KeyedModels(Copies):
         held = self._copies[copy]
         if held.leaks or self.residency.draining == copy or any(self.residency.uses[each].alone for each in held.loads):
             return True
-        if (fresh := self._first_fresh()) is None:
+        if (fresh := first_fresh(self._again)) is None:
             return False
         home = self.residency.copy_of(fresh.model)
         return held.runs > 0 if home == copy else home is None and not held.runs and copy in self.homes(fresh)
@@ -152,16 +152,13 @@ class KeyedModels(Copies):
             return False
         if any(batch.suspect and self.runs(copy, batch) for batch in self._again):
             return False
-        if (fresh := self._first_fresh()) is None or copy not in self.homes(fresh):
+        if (fresh := first_fresh(self._again)) is None or copy not in self.homes(fresh):
             return True
         home = self.residency.copy_of(fresh.model)
         return home != copy if home is not None else (not held.runs) == (model == fresh.model)
 
     def is_running(self, copy: int) -> bool:
         return bool(self._copies[copy].batches)
-
-    def _first_fresh(self) -> HostBatch | None:
-        return next((batch for batch in self._again if batch.fresh), None)
 
     def is_in_use(self, model: Model) -> bool:
         copy = self.residency.copy_of(model)
@@ -215,13 +212,6 @@ class KeyedModels(Copies):
                 return str(model)
         return None
 
-    def leaky(self) -> Iterator[KillCopy]:
-        """Processes that are to be started anew, and are idle."""
-        for number, copy in enumerate(self._copies):
-            if copy.leaks and copy.state == "ready" and not copy.batches and not copy.loads:
-                copy.state = "killed"
-                yield KillCopy(number, copy.leaks)
-
     def times(self) -> Iterator[float]:
         """When something is due."""
         if (time := self.residency.next_time()) is not None:
@@ -235,6 +225,14 @@ class KeyedModels(Copies):
         self._why[model] = why
         self.residency.load_failed(model, no_memory=no_memory)
         self._stale = True
+
+
+def leaky(copies: Sequence[Copy]) -> Iterator[KillCopy]:
+    """Processes that are to be started anew, and are idle."""
+    for number, copy in enumerate(copies):
+        if copy.leaks and copy.state == "ready" and not copy.batches and not copy.loads:
+            copy.state = "killed"
+            yield KillCopy(number, copy.leaks)
 
 
 def _reason(why: LoadFailed | str) -> str:

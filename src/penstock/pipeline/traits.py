@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.failures import Handling
 from penstock.retry import Retry
 
 if TYPE_CHECKING:
     from penstock.inference.spec import InferenceSpec
+    from penstock.io.model_versions import WatchModels
     from penstock.io.sink import Sink
     from penstock.io.source import Source
+    from penstock.pipeline.graph import PTransform
+
+    Changed: TypeAlias = Callable[[InferenceSpec], PTransform[Any, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +39,8 @@ class Traits:
     source: Source[Any] | None = None  # rows start here
     sink: Sink[Any] | None = None  # rows end here
     model: InferenceSpec | None = None  # rows go through a model
-    watches: bool = False  # rows appear here while the run goes on: only for what a run looks at besides
+    with_model: Changed | None = None  # the same step with another spec: one that names the models beside it
+    watches: WatchModels | None = None  # rows appear here while the run goes on: only for what a run looks at besides
 
     @property
     def is_counted(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from penstock.errors import InputError
@@ -58,6 +58,7 @@ class FileWatch:
         self._compare = compare
         self._listed = [{file.path: file for file in each.files} for each in inputs]
         self._reading: dict[SplitId, Collection[str]] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # of local files, when they were first looked at: see _replaced()
         self._untold: set[int] = set()  # sources that do not say which files a split reads
 
     def begin(self, split: SplitId, payload: Any) -> None:
@@ -83,10 +84,29 @@ class FileWatch:
         listed = self._listed[split.source]
         for path in self._reading[split]:
             file = listed.get(path)
-            if file is not None and (now := look_again(file)) != file:
-                self._compare(self._inputs[split.source].step, file, now)
+            if file is None:
+                continue
+            now = look_again(file)
+            since = None if now is None else self._replaced(path)
+            seen = now if now is None or since is None else replace(now, modified=since)
+            if seen != file:
+                self._compare(self._inputs[split.source].step, file, seen)
                 assert now is not None
                 listed[path] = now
+
+    def _replaced(self, path: str) -> str | None:
+        """When another file took the place of a local one, if that has happened since the last look: it may have the same
+        size and date. Some file systems give out numbers anew, and chmod is a change: so both must differ."""
+        try:
+            found = os.stat(path)
+        except OSError:  # of another store, or gone
+            return None
+        now = found.st_ino, found.st_ctime_ns
+        before = self._places.setdefault(path, now)
+        if now[0] == before[0] or now[1] == before[1]:
+            return None
+        self._places[path] = now
+        return str(found.st_ctime)
 
 
 def _digest_of(path: str) -> str | None:

@@ -15,7 +15,6 @@ from penstock.errors import GraphError
 from penstock.inference.neighbours import with_neighbours
 from penstock.inference.service_handler import rows_at_once
 from penstock.inference.spec import check_shared_models
-from penstock.inference.transform import RunInference
 from penstock.io.source import Source
 from penstock.models.place import Surroundings, choose_place
 from penstock.pipeline.graph import MAIN, Node, PCollection
@@ -108,8 +107,8 @@ class _Planner:
                 "put ps.Reshuffle() between some of them, or several functions into one step"
             )
         transform = node.transform
-        if isinstance(transform, RunInference) and node.label in self.neighbours:
-            transform = transform.beside(self.neighbours[node.label])
+        if (changed := node.traits.with_model) is not None and node.label in self.neighbours:
+            transform = changed(self.neighbours[node.label])
         step = Step(node.label, transform)
         for tag, pcoll in node.outputs.items():
             step.next[tag] = self._after(stage, pcoll, path)

@@ -26,7 +26,7 @@ from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
 from penstock.io.files import place_of, without_secrets
 from penstock.io.memory import Create
-from penstock.io.model_versions import WatchModels, versions_of
+from penstock.io.model_versions import versions_of
 from penstock.models.place import Surroundings
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Rollout, Trial, Version
@@ -247,7 +247,7 @@ class _Branch:
     def __init__(self, graph: Graph, run: Callable[[Graph], Sequence[Any]]) -> None:
         self._graph = graph
         self._run = run
-        self._watched = {n: n.transform for n in graph.nodes if isinstance(n.transform, WatchModels)}
+        self._watched = {n: watch for n in graph.nodes if (watch := n.traits.watches) is not None}
         self._sources = {n: copy.deepcopy(watch.source) for n, watch in self._watched.items()}  # each run begins anew
         self._due = dict.fromkeys(self._watched, 0.0)
         self._is_first = True

@@ -258,7 +258,7 @@ class Scheduler:
         commands: list[Command] = []
         for index in self._order:
             stage = self._stages[index]
-            while stage.pool == pool and stage.queued and not self._held_back(stage):
+            while stage.pool == pool and stage.queued and not _is_held_back(stage, self._stages):
                 task, worker = self._next(stage, pool, size.slots)
                 if worker is None:
                     break
@@ -280,10 +280,6 @@ class Scheduler:
         free = _free(self._workers, first[0], pool, slots)
         return first[0], min(free)[1] if free else None
 
-    def _held_back(self, stage: _Stage) -> bool:
-        followers = [self._stages[index] for index in stage.feeds]
-        return any(f.queued_bytes >= QUEUED_BYTES or len(f.queued) >= QUEUED_TASKS for f in followers)
-
     def _resize(self, pool: int, size: PoolSize) -> list[Command]:
         """Workers for what waits; none for a pool whose work is over."""
         mine = {number: worker for number, worker in self._workers.items() if worker.pool == pool}
@@ -297,7 +293,7 @@ class Scheduler:
             del self._workers[number]
         if over or is_over:
             return [StopWorker(number) for number in over]
-        wanted = sum(len(stage.queued) for stage in stages if not self._held_back(stage))
+        wanted = sum(len(stage.queued) for stage in stages if not _is_held_back(stage, self._stages))
         coming = sum(size.slots for worker in mine.values() if not worker.ready)
         most = min(size.workers, max(1, len(mine))) if pool in self._held else size.workers
         missing = min(most - len(mine), -(-(wanted - coming) // size.slots))
@@ -325,6 +321,12 @@ class Scheduler:
         self.retries += 1
         task.not_before = when
         self.waiting.append(task)
+
+
+def _is_held_back(stage: _Stage, stages: Sequence[_Stage]) -> bool:
+    """Whether enough waits for the stages that it feeds."""
+    followers = [stages[index] for index in stage.feeds]
+    return any(f.queued_bytes >= QUEUED_BYTES or len(f.queued) >= QUEUED_TASKS for f in followers)
 
 
 def _free(workers: Mapping[int, _Worker], task: Task, pool: int, slots: int, place: str = "") -> list[tuple[int, int]]:
