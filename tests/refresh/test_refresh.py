@@ -324,6 +324,50 @@ def test_without_room_for_both_the_old_model_goes_first(tmp_path, monkeypatch, c
     assert "after the old one had gone: it takes about" in caplog.text, "a warning: rows have waited"
 
 
+TORCH = """
+class cuda:
+    is_available = is_initialized = staticmethod(lambda: True)
+    mem_get_info = staticmethod(lambda: ({free}, 1250))  # 0.8 of it is for models
+    memory_reserved = staticmethod(lambda: {kept})
+    device_count = memory_allocated = staticmethod(lambda: 0)
+"""
+
+
+class OnDevice(Add):
+    """Takes 500 bytes there, and far more in RAM."""
+
+    def accelerator(self):
+        return "gpu"
+
+    def model_bytes(self, model):
+        return 500
+
+    def load_model(self):
+        return {**super().load_model(), "more": "x" * 4_000_000}
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "copies", "told"),
+    [
+        (1250, 0, 1, "while the old one answered"),
+        (0, 1250, 1, "while the old one answered"),
+        (500, 0, 1, "after the old one had gone: it takes about 500 bytes, and 400 bytes of the GPU are free"),
+        (1000, 0, 2, "had gone: it takes about 500 bytes, in each of 2 processes, and 800 bytes of the GPU are free"),
+    ],
+    ids=["enough", "kept by torch", "too little", "too little for both copies"],
+)
+def test_a_model_on_a_gpu_is_compared_with_the_memory_of_the_gpu(tmp_path, monkeypatch, caplog, free, kept, copies, told):
+    (tmp_path / "path" / "torch").mkdir(parents=True)
+    (tmp_path / "path" / "torch" / "__init__.py").write_text(TORCH.format(free=free, kept=kept))
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    caplog.set_level("INFO")
+    place = {"workers": 1}, {"large_model": True, "model_copies": copies}, {}
+    answers, _ = run(tmp_path, place, ("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None), kind=OnDevice)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert told in caplog.text
+
+
 def test_answers_of_another_width_go_to_the_same_file(tmp_path):
     class Vectors(Add):
         wraps_answers = False

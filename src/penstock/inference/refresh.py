@@ -91,6 +91,7 @@ class Refreshing(NamedTuple):
     key: str  # of the session
     refresh: Refresh
     holders: int = 1  # processes on this machine that each hold a copy, and change at the same time
+    on_device: int = 1  # of these, on the same GPU at most, if the model is on one
     prepares_alike: bool = False  # how rows are prepared cannot change: versions that need that are refused
     load_timeout: float | None = None  # seconds that loading a new version may take
 

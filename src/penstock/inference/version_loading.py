@@ -103,11 +103,13 @@ class VersionLoader:
         return None
 
     def lacks_room(self, version: Version, serving: Live) -> str | None:
+        """Why it does not fit beside the one in service; None: it does, as far as can be told."""
+        loaded = serving.copy.loaded
         try:
-            expected = max(serving.copy.bytes, self._make(version).file_bytes() or 0)
+            least = self._make(version).file_bytes() or 0
         except Exception:  # its load says what is wrong
             return None
-        return self._reports.room_for(expected, serving.copy.handler)
+        return None if loaded is None else self._reports.room_for(loaded.places(least, serving.copy.handler.accelerator()))
 
     def refuse(self, version: Version, why: str) -> None:
         self._reports.refused(self._name, version, why)
