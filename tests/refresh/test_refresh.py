@@ -324,6 +324,28 @@ def test_without_room_for_both_the_old_model_goes_first(tmp_path, monkeypatch, c
     assert "after the old one had gone: it takes about" in caplog.text, "a warning: rows have waited"
 
 
+class OneAtATime(Held):
+    """There is memory for one, which only a load can tell; there is not enough for m3."""
+
+    def load_model(self):
+        if alive() == 0 and self.path.endswith("m3.json"):
+            touch(os.path.dirname(self.path), "m3 alone")
+        if alive() or self.path.endswith("m3.json"):
+            raise MemoryError("no room")
+        return super().load_model()
+
+
+def test_a_model_that_runs_out_of_memory_beside_the_old_one_is_loaded_when_that_has_gone(tmp_path, caplog):
+    ALIVE.clear()
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", ("m3.json", {"add": 3000})), ("m3 alone", None)]
+    answers, result = run(tmp_path, PLACES["threads"], *script, kind=OneAtATime)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert result.metrics.counter("model_refreshes") == result.metrics.counter("model_refreshes_refused") == 1
+    assert "m2.json is in service: loaded in" in caplog.text
+    assert "after the old one had gone: beside it, memory ran out: step 'score': OneAtATime.load_model()" in caplog.text
+    assert "m3.json was refused: step 'score': OneAtATime.load_model() raised MemoryError: no room" in caplog.text
+
+
 TORCH = """
 class cuda:
     is_available = is_initialized = staticmethod(lambda: True)
