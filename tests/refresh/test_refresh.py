@@ -23,6 +23,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import GraphError, ModelLoadError, StepError, UsageError
+from penstock.handlers.huggingface import HuggingFacePipelineModelHandler
 from penstock.inference import refresher
 from penstock.inference.refresh import Refresh, Refreshing
 from penstock.models.version_files import VersionFiles
@@ -926,6 +927,19 @@ def test_a_handler_that_cannot_be_told_another_path_is_refused_at_once():
 
     with pytest.raises(UsageError, match=r"Fixed cannot load a model from another path.*update_model_path"):
         ps.RunInference(Fixed(), watch_model_pattern="models/*")
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_urls_for_a_handler_that_loads_folders_are_refused_when_the_pipeline_is_built(is_branch):
+    handler = HuggingFacePipelineModelHandler("text-classification", model="folder")
+    p = ps.Pipeline()
+    rows = p | ps.Create(["text"])
+    new = {"watch_model_pattern": "memory://models/*"}
+    if is_branch:
+        new = {"model_metadata_pcoll": p | ps.WatchFilePattern("memory://models/*")}
+    with pytest.raises(UsageError, match=r"no URLs: .*'memory://models/\*'; watch a folder that is mounted"):
+        rows | ps.RunInference(handler, **new)
+    rows | "local" >> ps.RunInference(handler, watch_model_pattern="file:///models/*")
 
 
 def test_what_watches_is_for_models_only(tmp_path):

@@ -107,6 +107,19 @@ def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
             )
 
 
+def check_reads(handler: ModelHandler[Any, Any, Any], source: Any) -> None:
+    """UsageError for a handler that cannot load what a source of models gives."""
+    if getattr(source, "is_local", True):  # or it is no pattern of files
+        return
+    for kind in handler.kinds() if isinstance(handler, ModelsByKey) else [handler]:
+        if not getattr(kind, "reads_urls", True):
+            raise UsageError(
+                f"{type(kind).__name__} loads folders of this machine and names in the Hugging Face hub, and no URLs: its "
+                f"models cannot change with {source.describe()!r}; watch a folder that is mounted here, or give "
+                "model_metadata_pcoll= a step behind WatchFilePattern that copies each version and gives its local path"
+            )
+
+
 def _check_number(name: str, given: object, above: float, below: float, expected: str) -> None:
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if not is_number or not above < float(given) < below:  # type: ignore[arg-type]

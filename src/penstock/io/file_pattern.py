@@ -61,6 +61,11 @@ class FilePattern:
             return [KeyModelPathMapping([key], path, without_secrets(path)) for key, path in newest if key is not None]
         return [ModelMetadata(path, short_name(path)) for _, path in newest]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the models are files of this machine, and not of an object store."""
+        return self._pattern.is_local
+
     def describe(self) -> str:
         """The pattern, without passwords or keys that are in it."""
         return without_secrets(self._pattern.text)
