@@ -511,6 +511,14 @@ def test_watch_file_pattern_has_the_arguments_of_beam(tmp_path):
     assert watch.source.describe() == str(tmp_path / "*.pt")
 
 
+def test_an_interval_that_is_shorter_than_looks_can_follow_counts_as_the_shortest(tmp_path):
+    watch = WatchFilePattern(tmp_path / "*.pt", interval=0.01)
+    assert watch.interval == 0.2
+    (tmp_path / "a.pt").write_text("model")
+    assert names(watch.source, later=0.1) == []
+    assert names(watch.source, later=0.1) == ["a.pt"]
+
+
 @pytest.mark.parametrize("interval", [0, -1, math.inf, math.nan, True, "10"])
 def test_an_interval_is_a_number_of_seconds(interval):
     with pytest.raises(ps.UsageError, match="interval="):

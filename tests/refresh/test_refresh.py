@@ -251,6 +251,37 @@ def test_versions_may_come_from_any_branch_of_the_pipeline(tmp_path):
         assert [answer.inference for answer in made.collect()] == [7]
 
 
+class Silent:
+    """At its second look it gives no answer until the file is there."""
+
+    def __init__(self, enough):
+        self.enough, self.looks = enough, 0
+
+    def look(self):
+        self.looks += 1
+        began = time.monotonic()
+        while self.looks > 1 and not os.path.exists(self.enough):
+            assert time.monotonic() - began < 20, "another step waits for this look"
+            threading.Event().wait(0.05)
+        return []
+
+    def describe(self):
+        return "a store that does not answer"
+
+
+def test_a_store_that_does_not_answer_holds_up_no_other_step(tmp_path):
+    put(str(tmp_path), "m1.json")
+    with ps.Pipeline(workers=0) as p:
+        silent = p | ps.WatchModels(Silent(str(tmp_path / "enough")), interval=INTERVAL)
+        rows = p | ps.Read(Rows(str(tmp_path)))
+        first = ps.RunInference(Add(str(tmp_path / "m1.json")), model_metadata_pcoll=silent)
+        second = "score" >> ps.RunInference(Add(str(tmp_path / "m1.json")), model_metadata_pcoll=watch(p, tmp_path))
+        rows = rows | first | ps.Map(lambda answer: answer.example)
+        script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None)]
+        answers = (rows | second | ps.Map(Then(tmp_path, *script))).collect()
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+
+
 def test_a_branch_runs_again_over_what_is_new(tmp_path):
     put(str(tmp_path), "m1.json", add=1)
     script = Then(tmp_path, ("m1.json", ("m2.json", {"add": 2})), ("m2.json", None))

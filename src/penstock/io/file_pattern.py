@@ -80,5 +80,6 @@ class WatchFilePattern(WatchModels):
         interval: float = INTERVAL,
         stop_timestamp: float | None = None,
     ) -> None:
-        """interval: seconds between two looks. stop_timestamp: from then on, as of time.time(), nothing is new."""
+        """interval: seconds between two looks; less than 0.2 counts as 0.2. stop_timestamp: from then on, as of
+        time.time(), nothing is new."""
         super().__init__(FilePattern(file_pattern, interval), interval, stop_timestamp)
