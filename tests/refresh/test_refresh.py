@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import queue
 import signal
@@ -49,6 +50,33 @@ def place(request):
 @pytest.fixture(params=["threads", "workers", "timeout"])
 def some_place(request):
     return PLACES[request.param]
+
+
+@pytest.fixture(params=["threads", "workers", "host"])
+def each_kind(request):
+    return PLACES[request.param]
+
+
+class Marks(logging.Handler):
+    """Leaves a mark for each text that is logged."""
+
+    def __init__(self, folder, *texts):
+        super().__init__()
+        self.folder, self.texts = str(folder), texts
+
+    def emit(self, record):
+        for text in self.texts:
+            if text in record.getMessage():
+                touch(self.folder, text)
+
+
+@pytest.fixture
+def marks(tmp_path, caplog):
+    caplog.set_level("INFO")
+    handler = Marks(tmp_path, "was promoted", "was rolled back", "are not seen while this lasts", "can be read again")
+    logging.getLogger("penstock").addHandler(handler)
+    yield
+    logging.getLogger("penstock").removeHandler(handler)
 
 
 class Rows(ps.Source):
@@ -142,7 +170,8 @@ def put(folder, name, **model):
 class Then:
     """Behind the model: when the first thing has happened, the next one is done. The last is that it is enough.
 
-    What happens: an answer of a model, by its name; or a mark that something else has left."""
+    What happens: an answer of a model, by its name; or a mark that something else has left. What is done: a model is put
+    there, or a function is called."""
 
     def __init__(self, folder, *script):
         self.folder = str(folder)
@@ -156,7 +185,7 @@ class Then:
             if is_here or self._is_marked(f"done-{done}"):
                 self._done += 1
                 if touch(self.folder, f"done-{done}") and model is not None:
-                    put(self.folder, model[0], **model[1])
+                    model() if callable(model) else put(self.folder, model[0], **model[1])
                 if done == len(self.script) - 1:
                     touch(self.folder, "enough")
         return answer
@@ -209,6 +238,55 @@ def test_every_answer_is_that_of_the_model_that_it_names(tmp_path, place):
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json", "m3.json", "m4.json"}
     assert result.metrics.counter("model_refreshes") == 3
     assert sum(result.metrics.answered.values()) == len(answers)
+
+
+class LoadsLong(Add):
+    """The load of m2 ends when m3 is there."""
+
+    def load_model(self):
+        model = super().load_model()
+        began = time.monotonic()
+        while self.path.endswith("m2.json") and not os.path.exists(os.path.join(os.path.dirname(self.path), "m3.json")):
+            assert time.monotonic() - began < 20
+            threading.Event().wait(0.02)
+        return model
+
+
+def test_a_model_that_comes_while_the_one_before_it_is_loaded(tmp_path, each_kind):
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json.loading", ("m3.json", {"add": 3000})), ("m3.json", None)]
+    answers, result = run(tmp_path, each_kind, *script, kind=LoadsLong)
+    assert {"m1.json", "m3.json"} <= set(check(tmp_path, answers)) <= {"m1.json", "m2.json", "m3.json"}
+    assert result.metrics.counter("model_refreshes_refused") == 0
+
+
+class Plain(Add):
+    """Leaves no marks beside its file."""
+
+    def load_model(self):
+        with open(self.path) as file:
+            return json.load(file)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row + model["add"] for row in batch]
+
+
+def test_a_watched_folder_that_vanishes_and_comes_back(tmp_path, each_kind, marks):
+    options, settings, _ = each_kind
+    new, away = str(tmp_path / "new"), str(tmp_path / "away")
+    os.mkdir(new)
+    put(str(tmp_path), "m1.json")
+    script = [
+        ("m1.json", lambda: put(new, "m2.json", add=2000)),
+        ("m2.json", lambda: os.rename(new, away)),
+        ("are not seen while this lasts", lambda: os.rename(away, new)),
+        ("can be read again", lambda: put(new, "m3.json", add=3000)),
+        ("m3.json", None),
+    ]
+    with ps.Pipeline(**options) as p:
+        inference = ps.RunInference(Plain(str(tmp_path / "m1.json"), **settings), model_metadata_pcoll=watch(p, new))
+        answers = (p | ps.Read(Rows(str(tmp_path))) | inference | ps.Map(Then(tmp_path, *script))).collect()
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json", "m3.json"}
+    assert p.result.metrics.counter("model_refreshes") == 2
 
 
 def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):
@@ -536,6 +614,25 @@ def test_a_host_that_is_killed_begins_again_with_the_newest_model(tmp_path):
     script = [("m1.json", ("m2.json", {"add": 2000, **first})), ("m2.json", None)]
     answers, _ = run(tmp_path, PLACES["host"], *script)
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+
+
+class LoadKillsBroker(Add):
+    """The first load of m2, in a process of a host, ends the broker that this is of."""
+
+    def load_model(self):
+        model = super().load_model()
+        if self.path.endswith("m2.json") and touch(os.path.dirname(self.path), "killed", once=True):
+            os.kill(os.getppid(), signal.SIGKILL)
+            threading.Event().wait(20)  # it goes with its broker
+        return model
+
+
+def test_a_host_whose_broker_is_killed_while_the_model_changes_begins_again_with_the_new_one(tmp_path):
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None)]
+    answers, result = run(tmp_path, PLACES["host"], *script, kind=LoadKillsBroker)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert (tmp_path / "killed").exists()
+    assert result.metrics.counter("model_refreshes") == 1
 
 
 def test_where_no_version_can_be_loaded_the_error_is_that_of_the_handlers_own_model(tmp_path):
@@ -923,6 +1020,31 @@ def test_the_manifest_tells_which_model_answered_which_splits_and_a_resumed_run_
     assert first["splits"]
     assert second["splits"]
     assert [(event["what"], os.path.basename(event["model_id"])) for event in told["events"]] == [("in service", "m2.json")]
+
+
+def test_the_manifest_and_the_counters_tell_of_canaries(tmp_path, each_kind, marks):
+    options, settings, _ = each_kind
+    put(str(tmp_path), "m1.json")
+    script = [
+        ("m1.json", ("m2.json", {"add": 2000})),
+        ("was promoted", ("m3.json", {"add": 3000, "raises": True})),
+        ("was rolled back", None),
+    ]
+    with ps.Pipeline(run_dir=str(tmp_path / "run"), **options) as p:
+        inference = ps.RunInference(
+            Add(str(tmp_path / "m1.json"), **settings),
+            model_metadata_pcoll=watch(p, tmp_path),
+            canary=0.5,
+            canary_rows=16,
+        )
+        answers = p | ps.Read(Rows(str(tmp_path))) | "score" >> inference | ps.Map(Then(tmp_path, *script))
+        answers | ps.Map(lambda a: {"row": a.example, "is": a.inference}) | ps.WriteToJsonl(str(tmp_path / "out"))
+    events = json.loads((tmp_path / "run" / "manifest.json").read_text())["model_versions"]["events"]
+    told = {(event["what"], os.path.basename(event["model_id"])) for event in events}
+    assert told == {("promoted", "m2.json"), ("in service", "m2.json"), ("rolled back", "m3.json")}
+    names = ["model_refreshes", "model_refreshes_refused", "canaries_promoted", "canaries_rolled_back"]
+    assert [p.result.metrics.counter(name) for name in names] == [1, 0, 1, 1]
+    assert all(" rows failed" in event["why"] for event in events if event["what"] != "in service")
 
 
 # What cannot be.
