@@ -24,7 +24,7 @@ TORCH = """
 class cuda:
     is_available = is_initialized = staticmethod(lambda: True)
     mem_get_info = staticmethod(lambda: (1250, 1250))  # of which models may take 1000
-    device_count = staticmethod(lambda: 0)
+    device_count = memory_reserved = memory_allocated = staticmethod(lambda: 0)
 """
 
 

@@ -28,10 +28,12 @@ def names(source: ModelSource, later: float = 0.0) -> list[str]:
 
 
 def old(path: Path, content: str = "model", modified: float = LONG_AGO) -> Path:
-    """A file that was written, by its own account, long ago."""
+    """A file that was written, by its own account, long ago, and renamed. It is whole while it is the last that came."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-    os.utime(path, (modified, modified))
+    new = path.with_name(".on its way")
+    new.write_text(content)
+    os.utime(new, (modified, modified))
+    os.rename(new, path)
     return path
 
 
@@ -68,10 +70,53 @@ def test_a_half_written_file_is_left_until_it_is_whole(tmp_path):
     assert names(source) == []
 
 
-def test_a_half_written_file_at_the_first_look_is_not_the_newest(tmp_path):
-    old(tmp_path / "v1.pt")
-    (tmp_path / "v2.pt").write_text("half")
+@pytest.mark.parametrize("how", ["mode", "owner", "link", "link for a moment"])
+def test_a_half_written_file_whose_mode_owner_or_names_change_is_left_until_it_is_whole(tmp_path, how):
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "v1.pt"
+    other = path.with_name("link") if how == "link" else tmp_path / "link"
+
+    def change() -> None:
+        if how == "mode":
+            path.chmod(0o600)
+        elif how == "owner":
+            os.chown(path, os.getuid(), os.getgid())
+        else:
+            other.unlink(missing_ok=True)
+            os.link(path, other)
+            if how == "link for a moment":
+                other.unlink()
+
+    source = FilePattern(tmp_path / "models" / "*.pt")
+    with open(path, "w") as out:
+        for _ in range(3):
+            out.write("part of a model")
+            out.flush()
+            while path.stat().st_ctime_ns <= path.stat().st_mtime_ns:
+                change()
+            assert names(source) == []
+    assert names(source) == ["v1.pt"]
+
+
+def test_a_file_that_was_seen_while_it_was_written_is_not_whole_when_it_is_renamed_in_its_place(tmp_path):
     source = FilePattern(tmp_path / "*.pt")
+    with open(tmp_path / "v1.pt", "w") as out:
+        out.write("part of")
+        out.flush()
+        assert names(source) == []
+        out.write("a model")
+        out.flush()
+        os.rename(tmp_path / "v1.pt", tmp_path / "away")
+        rename(tmp_path / "away", tmp_path / "v1.pt")
+        assert names(source) == []
+    assert names(source) == ["v1.pt"]
+
+
+def test_a_half_written_file_at_the_first_look_is_not_the_newest(tmp_path):
+    old(tmp_path / "one" / "v1.pt")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "v2.pt").write_text("half")
+    source = FilePattern(tmp_path / "*" / "*.pt")
     assert names(source) == ["v1.pt"]
     assert names(source) == ["v2.pt"]
 
@@ -110,8 +155,8 @@ def test_a_link_that_is_moved_is_a_change_and_so_is_its_way_back(tmp_path):
     for target in ("v1", "v2", "v1"):
         os.symlink(target, tmp_path / "swap")
         os.replace(tmp_path / "swap", link)
-        assert source.look() == [ModelMetadata(str(link), "current")]
-        assert source.look() == []
+        assert source.look_at(time.time() + 11) == [ModelMetadata(str(link), "current")]
+        assert source.look_at(time.time() + 11) == []
 
 
 def test_mode_and_owner_are_no_change(tmp_path):
@@ -136,14 +181,14 @@ def test_hidden_names_count_only_where_they_are_spelled_out(tmp_path):
     old(tmp_path / "a.pt")
     old(tmp_path / ".b.pt", modified=LONG_AGO + 1)
     old(tmp_path / "_c.pt", modified=LONG_AGO + 2)
-    assert names(FilePattern(tmp_path / "*.pt")) == ["a.pt"]
-    assert names(FilePattern(tmp_path / "_*.pt")) == ["_c.pt"]
+    assert names(FilePattern(tmp_path / "*.pt"), later=11) == ["a.pt"]
+    assert names(FilePattern(tmp_path / "_*.pt"), later=11) == ["_c.pt"]
 
 
 def test_a_name_with_wildcards_in_it_is_a_name_first(tmp_path):
     old(tmp_path / "model[1].pt")
     old(tmp_path / "model1.pt", modified=LONG_AGO + 1)
-    assert names(FilePattern(tmp_path / "model[1].pt")) == ["model[1].pt"]
+    assert names(FilePattern(tmp_path / "model[1].pt"), later=11) == ["model[1].pt"]
 
 
 def test_two_stars_go_through_folders(tmp_path):
@@ -270,7 +315,7 @@ def test_a_model_of_each_key(tmp_path):
         old(tmp_path / f"{key}.pt")
     old(tmp_path / ".pt")
     source = FilePattern(tmp_path / "{key}.pt")
-    assert [each.keys for each in source.look()] == [["_c"], ["a"], ["b"]]
+    assert [each.keys for each in source.look_at(time.time() + 11)] == [["_c"], ["a"], ["b"]]
     assert source.look() == []
     old(tmp_path / "b.pt", "changed")
     path = str(tmp_path / "b.pt")
@@ -282,7 +327,7 @@ def test_wildcards_beside_a_key_name_versions_of_its_model(tmp_path):
         for number in (1, 2):
             old(tmp_path / key / f"v{number}[x].pt", modified=LONG_AGO + number)
     source = FilePattern(tmp_path / "{key}" / "v?[[]x].pt")
-    assert [(each.keys, os.path.basename(each.update_path)) for each in source.look()] == [
+    assert [(each.keys, os.path.basename(each.update_path)) for each in source.look_at(time.time() + 11)] == [
         (["a"], "v2[x].pt"),
         (["b"], "v2[x].pt"),
     ]
@@ -464,6 +509,14 @@ def test_watch_file_pattern_has_the_arguments_of_beam(tmp_path):
     assert names(watch.source, later=1.5) == []
     assert names(WatchFilePattern(tmp_path / "*.pt", interval=2).source, later=3) == ["a.pt"]
     assert watch.source.describe() == str(tmp_path / "*.pt")
+
+
+def test_an_interval_that_is_shorter_than_looks_can_follow_counts_as_the_shortest(tmp_path):
+    watch = WatchFilePattern(tmp_path / "*.pt", interval=0.01)
+    assert watch.interval == 0.2
+    (tmp_path / "a.pt").write_text("model")
+    assert names(watch.source, later=0.1) == []
+    assert names(watch.source, later=0.1) == ["a.pt"]
 
 
 @pytest.mark.parametrize("interval", [0, -1, math.inf, math.nan, True, "10"])

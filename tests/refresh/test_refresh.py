@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import queue
 import signal
@@ -23,6 +24,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import GraphError, ModelLoadError, StepError, UsageError
+from penstock.handlers.huggingface import HuggingFacePipelineModelHandler
 from penstock.inference import refresher
 from penstock.inference.refresh import Refresh, Refreshing
 from penstock.models.version_files import VersionFiles
@@ -48,6 +50,33 @@ def place(request):
 @pytest.fixture(params=["threads", "workers", "timeout"])
 def some_place(request):
     return PLACES[request.param]
+
+
+@pytest.fixture(params=["threads", "workers", "host"])
+def each_kind(request):
+    return PLACES[request.param]
+
+
+class Marks(logging.Handler):
+    """Leaves a mark for each text that is logged."""
+
+    def __init__(self, folder, *texts):
+        super().__init__()
+        self.folder, self.texts = str(folder), texts
+
+    def emit(self, record):
+        for text in self.texts:
+            if text in record.getMessage():
+                touch(self.folder, text)
+
+
+@pytest.fixture
+def marks(tmp_path, caplog):
+    caplog.set_level("INFO")
+    handler = Marks(tmp_path, "was promoted", "was rolled back", "are not seen while this lasts", "can be read again")
+    logging.getLogger("penstock").addHandler(handler)
+    yield
+    logging.getLogger("penstock").removeHandler(handler)
 
 
 class Rows(ps.Source):
@@ -141,7 +170,8 @@ def put(folder, name, **model):
 class Then:
     """Behind the model: when the first thing has happened, the next one is done. The last is that it is enough.
 
-    What happens: an answer of a model, by its name; or a mark that something else has left."""
+    What happens: an answer of a model, by its name; or a mark that something else has left. What is done: a model is put
+    there, or a function is called."""
 
     def __init__(self, folder, *script):
         self.folder = str(folder)
@@ -155,7 +185,7 @@ class Then:
             if is_here or self._is_marked(f"done-{done}"):
                 self._done += 1
                 if touch(self.folder, f"done-{done}") and model is not None:
-                    put(self.folder, model[0], **model[1])
+                    model() if callable(model) else put(self.folder, model[0], **model[1])
                 if done == len(self.script) - 1:
                     touch(self.folder, "enough")
         return answer
@@ -210,6 +240,55 @@ def test_every_answer_is_that_of_the_model_that_it_names(tmp_path, place):
     assert sum(result.metrics.answered.values()) == len(answers)
 
 
+class LoadsLong(Add):
+    """The load of m2 ends when m3 is there."""
+
+    def load_model(self):
+        model = super().load_model()
+        began = time.monotonic()
+        while self.path.endswith("m2.json") and not os.path.exists(os.path.join(os.path.dirname(self.path), "m3.json")):
+            assert time.monotonic() - began < 20
+            threading.Event().wait(0.02)
+        return model
+
+
+def test_a_model_that_comes_while_the_one_before_it_is_loaded(tmp_path, each_kind):
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json.loading", ("m3.json", {"add": 3000})), ("m3.json", None)]
+    answers, result = run(tmp_path, each_kind, *script, kind=LoadsLong)
+    assert {"m1.json", "m3.json"} <= set(check(tmp_path, answers)) <= {"m1.json", "m2.json", "m3.json"}
+    assert result.metrics.counter("model_refreshes_refused") == 0
+
+
+class Plain(Add):
+    """Leaves no marks beside its file."""
+
+    def load_model(self):
+        with open(self.path) as file:
+            return json.load(file)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row + model["add"] for row in batch]
+
+
+def test_a_watched_folder_that_vanishes_and_comes_back(tmp_path, each_kind, marks):
+    options, settings, _ = each_kind
+    new, away = str(tmp_path / "new"), str(tmp_path / "away")
+    os.mkdir(new)
+    put(str(tmp_path), "m1.json")
+    script = [
+        ("m1.json", lambda: put(new, "m2.json", add=2000)),
+        ("m2.json", lambda: os.rename(new, away)),
+        ("are not seen while this lasts", lambda: os.rename(away, new)),
+        ("can be read again", lambda: put(new, "m3.json", add=3000)),
+        ("m3.json", None),
+    ]
+    with ps.Pipeline(**options) as p:
+        inference = ps.RunInference(Plain(str(tmp_path / "m1.json"), **settings), model_metadata_pcoll=watch(p, new))
+        answers = (p | ps.Read(Rows(str(tmp_path))) | inference | ps.Map(Then(tmp_path, *script))).collect()
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json", "m3.json"}
+    assert p.result.metrics.counter("model_refreshes") == 2
+
+
 def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):
     put(str(tmp_path), "m1.json", add=1)
     put(str(tmp_path), "m2.json", add=2)
@@ -248,6 +327,37 @@ def test_versions_may_come_from_any_branch_of_the_pipeline(tmp_path):
         metadata = names | ps.Map(lambda name: ps.ModelMetadata(str(tmp_path / f"{name}.json"), name))
         made = p | "rows" >> ps.Create([5]) | ps.RunInference(Add("none"), model_metadata_pcoll=metadata)
         assert [answer.inference for answer in made.collect()] == [7]
+
+
+class Silent:
+    """At its second look it gives no answer until the file is there."""
+
+    def __init__(self, enough):
+        self.enough, self.looks = enough, 0
+
+    def look(self):
+        self.looks += 1
+        began = time.monotonic()
+        while self.looks > 1 and not os.path.exists(self.enough):
+            assert time.monotonic() - began < 20, "another step waits for this look"
+            threading.Event().wait(0.05)
+        return []
+
+    def describe(self):
+        return "a store that does not answer"
+
+
+def test_a_store_that_does_not_answer_holds_up_no_other_step(tmp_path):
+    put(str(tmp_path), "m1.json")
+    with ps.Pipeline(workers=0) as p:
+        silent = p | ps.WatchModels(Silent(str(tmp_path / "enough")), interval=INTERVAL)
+        rows = p | ps.Read(Rows(str(tmp_path)))
+        first = ps.RunInference(Add(str(tmp_path / "m1.json")), model_metadata_pcoll=silent)
+        second = "score" >> ps.RunInference(Add(str(tmp_path / "m1.json")), model_metadata_pcoll=watch(p, tmp_path))
+        rows = rows | first | ps.Map(lambda answer: answer.example)
+        script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None)]
+        answers = (rows | second | ps.Map(Then(tmp_path, *script))).collect()
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
 
 
 def test_a_branch_runs_again_over_what_is_new(tmp_path):
@@ -322,6 +432,72 @@ def test_without_room_for_both_the_old_model_goes_first(tmp_path, monkeypatch, c
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
     assert result.metrics.counter("model_refreshes") == 1
     assert "after the old one had gone: it takes about" in caplog.text, "a warning: rows have waited"
+
+
+class OneAtATime(Held):
+    """There is memory for one, which only a load can tell; there is not enough for m3."""
+
+    def load_model(self):
+        if alive() == 0 and self.path.endswith("m3.json"):
+            touch(os.path.dirname(self.path), "m3 alone")
+        if alive() or self.path.endswith("m3.json"):
+            raise MemoryError("no room")
+        return super().load_model()
+
+
+def test_a_model_that_runs_out_of_memory_beside_the_old_one_is_loaded_when_that_has_gone(tmp_path, caplog):
+    ALIVE.clear()
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", ("m3.json", {"add": 3000})), ("m3 alone", None)]
+    answers, result = run(tmp_path, PLACES["threads"], *script, kind=OneAtATime)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert result.metrics.counter("model_refreshes") == result.metrics.counter("model_refreshes_refused") == 1
+    assert "m2.json is in service: loaded in" in caplog.text
+    assert "after the old one had gone: beside it, memory ran out: step 'score': OneAtATime.load_model()" in caplog.text
+    assert "m3.json was refused: step 'score': OneAtATime.load_model() raised MemoryError: no room" in caplog.text
+
+
+TORCH = """
+class cuda:
+    is_available = is_initialized = staticmethod(lambda: True)
+    mem_get_info = staticmethod(lambda: ({free}, 1250))  # 0.8 of it is for models
+    memory_reserved = staticmethod(lambda: {kept})
+    device_count = memory_allocated = staticmethod(lambda: 0)
+"""
+
+
+class OnDevice(Add):
+    """Takes 500 bytes there, and far more in RAM."""
+
+    def accelerator(self):
+        return "gpu"
+
+    def model_bytes(self, model):
+        return 500
+
+    def load_model(self):
+        return {**super().load_model(), "more": "x" * 4_000_000}
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "copies", "told"),
+    [
+        (1250, 0, 1, "while the old one answered"),
+        (0, 1250, 1, "while the old one answered"),
+        (500, 0, 1, "after the old one had gone: it takes about 500 bytes, and 400 bytes of the GPU are free"),
+        (1000, 0, 2, "had gone: it takes about 500 bytes, in each of 2 processes, and 800 bytes of the GPU are free"),
+    ],
+    ids=["enough", "kept by torch", "too little", "too little for both copies"],
+)
+def test_a_model_on_a_gpu_is_compared_with_the_memory_of_the_gpu(tmp_path, monkeypatch, caplog, free, kept, copies, told):
+    (tmp_path / "path" / "torch").mkdir(parents=True)
+    (tmp_path / "path" / "torch" / "__init__.py").write_text(TORCH.format(free=free, kept=kept))
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    caplog.set_level("INFO")
+    place = {"workers": 1}, {"large_model": True, "model_copies": copies}, {}
+    answers, _ = run(tmp_path, place, ("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None), kind=OnDevice)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert told in caplog.text
 
 
 def test_answers_of_another_width_go_to_the_same_file(tmp_path):
@@ -438,6 +614,25 @@ def test_a_host_that_is_killed_begins_again_with_the_newest_model(tmp_path):
     script = [("m1.json", ("m2.json", {"add": 2000, **first})), ("m2.json", None)]
     answers, _ = run(tmp_path, PLACES["host"], *script)
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+
+
+class LoadKillsBroker(Add):
+    """The first load of m2, in a process of a host, ends the broker that this is of."""
+
+    def load_model(self):
+        model = super().load_model()
+        if self.path.endswith("m2.json") and touch(os.path.dirname(self.path), "killed", once=True):
+            os.kill(os.getppid(), signal.SIGKILL)
+            threading.Event().wait(20)  # it goes with its broker
+        return model
+
+
+def test_a_host_whose_broker_is_killed_while_the_model_changes_begins_again_with_the_new_one(tmp_path):
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", None)]
+    answers, result = run(tmp_path, PLACES["host"], *script, kind=LoadKillsBroker)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert (tmp_path / "killed").exists()
+    assert result.metrics.counter("model_refreshes") == 1
 
 
 def test_where_no_version_can_be_loaded_the_error_is_that_of_the_handlers_own_model(tmp_path):
@@ -827,6 +1022,31 @@ def test_the_manifest_tells_which_model_answered_which_splits_and_a_resumed_run_
     assert [(event["what"], os.path.basename(event["model_id"])) for event in told["events"]] == [("in service", "m2.json")]
 
 
+def test_the_manifest_and_the_counters_tell_of_canaries(tmp_path, each_kind, marks):
+    options, settings, _ = each_kind
+    put(str(tmp_path), "m1.json")
+    script = [
+        ("m1.json", ("m2.json", {"add": 2000})),
+        ("was promoted", ("m3.json", {"add": 3000, "raises": True})),
+        ("was rolled back", None),
+    ]
+    with ps.Pipeline(run_dir=str(tmp_path / "run"), **options) as p:
+        inference = ps.RunInference(
+            Add(str(tmp_path / "m1.json"), **settings),
+            model_metadata_pcoll=watch(p, tmp_path),
+            canary=0.5,
+            canary_rows=16,
+        )
+        answers = p | ps.Read(Rows(str(tmp_path))) | "score" >> inference | ps.Map(Then(tmp_path, *script))
+        answers | ps.Map(lambda a: {"row": a.example, "is": a.inference}) | ps.WriteToJsonl(str(tmp_path / "out"))
+    events = json.loads((tmp_path / "run" / "manifest.json").read_text())["model_versions"]["events"]
+    told = {(event["what"], os.path.basename(event["model_id"])) for event in events}
+    assert told == {("promoted", "m2.json"), ("in service", "m2.json"), ("rolled back", "m3.json")}
+    names = ["model_refreshes", "model_refreshes_refused", "canaries_promoted", "canaries_rolled_back"]
+    assert [p.result.metrics.counter(name) for name in names] == [1, 0, 1, 1]
+    assert all(" rows failed" in event["why"] for event in events if event["what"] != "in service")
+
+
 # What cannot be.
 
 
@@ -860,6 +1080,19 @@ def test_a_handler_that_cannot_be_told_another_path_is_refused_at_once():
 
     with pytest.raises(UsageError, match=r"Fixed cannot load a model from another path.*update_model_path"):
         ps.RunInference(Fixed(), watch_model_pattern="models/*")
+
+
+@pytest.mark.parametrize("is_branch", [False, True])
+def test_urls_for_a_handler_that_loads_folders_are_refused_when_the_pipeline_is_built(is_branch):
+    handler = HuggingFacePipelineModelHandler("text-classification", model="folder")
+    p = ps.Pipeline()
+    rows = p | ps.Create(["text"])
+    new = {"watch_model_pattern": "memory://models/*"}
+    if is_branch:
+        new = {"model_metadata_pcoll": p | ps.WatchFilePattern("memory://models/*")}
+    with pytest.raises(UsageError, match=r"no URLs: .*'memory://models/\*'; watch a folder that is mounted"):
+        rows | ps.RunInference(handler, **new)
+    rows | "local" >> ps.RunInference(handler, watch_model_pattern="file:///models/*")
 
 
 def test_what_watches_is_for_models_only(tmp_path):

@@ -44,6 +44,7 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
     Made in the user's process; the model is loaded in the process that calls it."""
 
     wraps_answers = True
+    reads_urls = False
 
     _load_args: dict[str, Any]
 

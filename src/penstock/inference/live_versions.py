@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -62,8 +62,8 @@ class Reports(Protocol):
 
     def wanted(self, model: str) -> Wanted: ...
 
-    def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
-        """Why so many bytes do not fit beside what is there; None: they do."""
+    def room_for(self, places: Mapping[str, int]) -> str | None:
+        """Why a model that takes so many bytes, by where they are, does not fit beside what is there; None: it does."""
 
     def served(self, model: str, live: Live, how: str) -> None: ...
 

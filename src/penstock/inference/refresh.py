@@ -91,6 +91,7 @@ class Refreshing(NamedTuple):
     key: str  # of the session
     refresh: Refresh
     holders: int = 1  # processes on this machine that each hold a copy, and change at the same time
+    on_device: int = 1  # of these, on the same GPU at most, if the model is on one
     prepares_alike: bool = False  # how rows are prepared cannot change: versions that need that are refused
     load_timeout: float | None = None  # seconds that loading a new version may take
 
@@ -103,6 +104,19 @@ def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
             raise UsageError(
                 f"{type(kind).__name__} cannot load a model from another path, so its model cannot change while a pipeline "
                 "runs: define update_model_path(self, model_path), which sets what load_model() loads"
+            )
+
+
+def check_reads(handler: ModelHandler[Any, Any, Any], source: Any) -> None:
+    """UsageError for a handler that cannot load what a source of models gives."""
+    if getattr(source, "is_local", True):  # or it is no pattern of files
+        return
+    for kind in handler.kinds() if isinstance(handler, ModelsByKey) else [handler]:
+        if not getattr(kind, "reads_urls", True):
+            raise UsageError(
+                f"{type(kind).__name__} loads folders of this machine and names in the Hugging Face hub, and no URLs: its "
+                f"models cannot change with {source.describe()!r}; watch a folder that is mounted here, or give "
+                "model_metadata_pcoll= a step behind WatchFilePattern that copies each version and gives its local path"
             )
 
 

@@ -308,12 +308,14 @@ class RefreshedModel:
         for version in self._loader.candidates(wanted):
             if serving is not None and version.number <= serving.version.number:
                 return
-            why = None if serving is None else self._loader.lacks_room(version, serving)
-            if why is not None or serving is None:
-                last = None if serving is None else wanted.version(serving.version.number) or serving.version
-                self._replace(version, serving, last, why or "nothing was in service")
+            if serving is None:
+                self._replace(version, None, None, "nothing was in service")
                 return
-            if (live := self._loader.try_to_load(version, beside=True)) is not None:
+            live, why = self._loader.try_beside(version, serving)
+            if why is not None:
+                self._replace(version, serving, wanted.version(serving.version.number) or serving.version, why)
+                return
+            if live is not None:
                 with self._changed:
                     self._new = live
                 return
@@ -352,11 +354,10 @@ class RefreshedModel:
             serving = self._serving
         if serving is None:
             return
-        if (why := self._loader.lacks_room(version, serving)) is not None:
+        live, why = self._loader.try_beside(version, serving)
+        if why is not None:
             self._loader.refuse(version, f"there is no room for it beside the model in service, which a canary needs: {why}")
-            return
-        live = self._loader.try_to_load(version, beside=True)
-        if live is not None and live.prepared != serving.prepared:
+        elif live is not None and live.prepared != serving.prepared:
             self._loader.refuse(
                 version, "it takes rows that are prepared differently (prepare_key()), and a canary needs the same"
             )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
-from penstock.inference.handler import ModelHandler
 from penstock.inference.live_versions import Followed, Live
 from penstock.inference.refresh import Refreshing
 from penstock.io.file_pattern import stamp_of
 from penstock.models.memory import available_bytes, free_device_bytes
 from penstock.models.place import fits
+from penstock.models.sizing import RAM
 from penstock.models.uses import bytes_told
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Trial, Version, Wanted, wanted_of
@@ -29,7 +28,7 @@ class Refresher:
     def __init__(self, told: Refreshing, resized: Callable[[str, int], None] | None = None) -> None:
         """resized: is told of a model that a new version of it takes so many bytes."""
         self._files = VersionFiles(told.folder, told.key)
-        self._holders = told.holders
+        self._holders, self._on_device = told.holders, told.on_device
         self._resized = resized
         # Guards what follows; not held while a model is told, which may load a version, nor while resized() is called.
         self._lock = threading.Lock()
@@ -105,14 +104,18 @@ class Refresher:
             self._look()
             return wanted_of(self._wanted, model)
 
-    def room_for(self, expected: int, handler: ModelHandler[Any, Any, Any]) -> str | None:
-        free = None if handler.accelerator() is None else free_device_bytes()
-        is_enough = fits(expected, self._holders, available_bytes()) if free is None else expected <= free
-        if is_enough:
+    def room_for(self, places: Mapping[str, int]) -> str | None:
+        in_ram = 0
+        for device, expected in places.items():
+            free = None if device == RAM else free_device_bytes(device)
+            if free is None:  # or its memory is not seen, or is that of the machine
+                in_ram += expected
+            elif expected * self._on_device > free:
+                return _lacking(expected, self._on_device, f"{bytes_told(free)} of the GPU")
+        available = available_bytes()
+        if fits(in_ram, self._holders, available):
             return None
-        free = available_bytes() if free is None else free
-        many = "" if self._holders == 1 else f", in each of {self._holders} processes"
-        return f"it takes about {bytes_told(expected)}{many}, and {bytes_told(free)} are free"
+        return _lacking(in_ram, self._holders, bytes_told(available))
 
     def served(self, model: str, live: Live, how: str) -> None:
         loaded = live.copy.loaded
@@ -151,3 +154,8 @@ class Refresher:
 
     def is_as_announced(self, version: Version) -> bool:
         return not version.stamp or stamp_of(version.path) == version.stamp
+
+
+def _lacking(expected: int, holders: int, free: str) -> str:
+    many = "" if holders == 1 else f", in each of {holders} processes"
+    return f"it takes about {bytes_told(expected)}{many}, and {free} are free"

@@ -203,7 +203,7 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
 
 def _served(key: str, step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> ServedModel:
     return ServedModel(
-        step, spec.handler, place.timeout is None, spec.refreshing(key, around, place.copies), spec.run_place(step, around)
+        step, spec.handler, place.timeout is None, spec.refreshing(key, around, place), spec.run_place(step, around)
     )
 
 

@@ -26,7 +26,7 @@ from penstock.inference.refresh import Refresh, Refreshing, check_can_change
 from penstock.inference.service_handler import RunPlace, ServiceHandler, check_takes_retry
 from penstock.models.host_address import run_folder
 from penstock.models.memory import named_gpus
-from penstock.models.place import Surroundings, Wishes
+from penstock.models.place import Place, Surroundings, Wishes
 from penstock.retry import Retry
 
 
@@ -91,12 +91,20 @@ class InferenceSpec:
         """Names the session of a step, or of all steps that share its model."""
         return f"model {self.model_identifier}" if self.model_identifier else f"step {step}"
 
-    def refreshing(self, key: str, around: Surroundings, copies: int | None = None) -> Refreshing | None:
-        """How the models of a session change, if they do. copies: of a host; None: they are in the workers."""
+    def refreshing(self, key: str, around: Surroundings, host: Place | None = None) -> Refreshing | None:
+        """How the models of a session change, if they do. host: that has them; None: they are in the workers."""
         if self.refresh is None:
             return None
-        holders = around.workers if copies is None else copies
-        return Refreshing(self.folder(around), key, self.refresh, holders, self.prepares_alike, around.load_timeout)
+        holders = around.workers if host is None else host.copies
+        return Refreshing(
+            folder=self.folder(around),
+            key=key,
+            refresh=self.refresh,
+            holders=holders,
+            on_device=holders if host is None else -(-holders // max(1, len(host.devices))),
+            prepares_alike=self.prepares_alike,
+            load_timeout=around.load_timeout,
+        )
 
     @property
     def prepares_alike(self) -> bool:

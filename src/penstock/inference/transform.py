@@ -14,7 +14,7 @@ from penstock.inference.handler_checks import handler_for
 from penstock.inference.keyed import KeyedModelHandler
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.path import FAILED_INFERENCES, RowPath, failed_postprocessing, failed_preprocessing
-from penstock.inference.refresh import Refresh
+from penstock.inference.refresh import Refresh, check_reads
 from penstock.inference.service_handler import check_takes_retry
 from penstock.inference.spec import InferenceSpec
 from penstock.io.model_versions import INTERVAL, checked_interval
@@ -148,7 +148,11 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         if isinstance(metadata, str) and isinstance(pcoll, PCollection):
             from penstock.io.file_pattern import WatchFilePattern  # few need it, and every worker would import it
 
-            metadata = pcoll.pipeline | WatchFilePattern(metadata, self._interval)
+            watch = WatchFilePattern(metadata, self._interval)
+            check_reads(self.spec.handler, watch.source)  # first: a step that is refused leaves none of its own
+            metadata = pcoll.pipeline | watch
+        elif isinstance(metadata, PCollection):
+            check_reads(self.spec.handler, getattr(metadata.producer.transform, "source", None))
         step = copy.copy(self)
         step._metadata = None  # it is the graph's: what is sent to workers has no part of it
         return add_step(step, pcoll, tags, None if isinstance(metadata, str) else metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -56,13 +57,28 @@ class VersionLoader:
                 self.refuse(version, told_error(exc))
         raise error
 
-    def try_to_load(self, version: Version, *, beside: bool = False) -> Live | None:
+    def try_to_load(self, version: Version) -> Live | None:
         try:
-            return self.load(version, beside=beside, limited=True)
+            return self.load(version, limited=True)
         except BaseException as exc:
             let_through(exc)
             self.refuse(version, told_error(exc))
             return None
+
+    def try_beside(self, version: Version, serving: Live) -> tuple[Live | None, str | None]:
+        """Load it while another one answers. The version, or why there is no room for both; neither: it was refused."""
+        if (why := self._lacks_room(version, serving)) is not None:
+            return None, why
+        try:
+            return self.load(version, beside=True, limited=True), None
+        except BaseException as exc:
+            let_through(exc)
+            why = told_error(exc)
+            if not self._is_out_of_memory(version, exc):
+                self.refuse(version, why)
+                return None, None
+        gc.collect()  # what was loaded of it: the error has led there until now
+        return None, f"beside it, memory ran out: {why}"
 
     def load(self, version: Version, *, beside: bool = False, limited: bool = False) -> Live:
         """Load a version, and check it. beside: batches run meanwhile, and come first. limited: it may take load_timeout;
@@ -102,12 +118,24 @@ class VersionLoader:
             )
         return None
 
-    def lacks_room(self, version: Version, serving: Live) -> str | None:
+    def _is_out_of_memory(self, version: Version, error: BaseException) -> bool:
         try:
-            expected = max(serving.copy.bytes, self._make(version).file_bytes() or 0)
+            handler = self._make(version).handler
+            if not handler.is_out_of_memory(error.__cause__ or error):
+                return False
+            handler.after_out_of_memory()
+            return True
+        except Exception:  # of a handler that cannot be made, or an error that cannot be read
+            return False
+
+    def _lacks_room(self, version: Version, serving: Live) -> str | None:
+        """Why it does not fit beside the one in service; None: it does, as far as can be told."""
+        loaded = serving.copy.loaded
+        try:
+            least = self._make(version).file_bytes() or 0
         except Exception:  # its load says what is wrong
             return None
-        return self._reports.room_for(expected, serving.copy.handler)
+        return None if loaded is None else self._reports.room_for(loaded.places(least, serving.copy.handler.accelerator()))
 
     def refuse(self, version: Version, why: str) -> None:
         self._reports.refused(self._name, version, why)

@@ -61,6 +61,11 @@ class FilePattern:
             return [KeyModelPathMapping([key], path, without_secrets(path)) for key, path in newest if key is not None]
         return [ModelMetadata(path, short_name(path)) for _, path in newest]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the models are files of this machine, and not of an object store."""
+        return self._pattern.is_local
+
     def describe(self) -> str:
         """The pattern, without passwords or keys that are in it."""
         return without_secrets(self._pattern.text)
@@ -75,5 +80,6 @@ class WatchFilePattern(WatchModels):
         interval: float = INTERVAL,
         stop_timestamp: float | None = None,
     ) -> None:
-        """interval: seconds between two looks. stop_timestamp: from then on, as of time.time(), nothing is new."""
+        """interval: seconds between two looks; less than 0.2 counts as 0.2. stop_timestamp: from then on, as of
+        time.time(), nothing is new."""
         super().__init__(FilePattern(file_pattern, interval), interval, stop_timestamp)

@@ -16,6 +16,7 @@ from penstock.io.files import is_local, store_of
 from penstock.io.new_models import ModelState
 
 NANO = 1e-9
+SAME_MOMENT = 10_000_000  # nanoseconds: the largest step of the clock that files get their times from
 NO_PART_OF_MODELS = "__pycache__"  # to load a model with code of its own writes it
 # Stores in which a file can be seen while it is being written. Others put objects whole.
 SHARED_DISKS = {"arrow_hdfs", "dbfs", "ftp", "hdfs", "sftp", "smb", "ssh", "webdav", "webhdfs"}
@@ -42,9 +43,9 @@ def local_state(path: str) -> ModelState | None:
     """A local file or folder, behind whatever links; None for what is neither. Raises OSError for what cannot be read."""
     own = _readable(path)
     if stat.S_ISREG(own.st_mode):
-        finished = own.st_ctime_ns > own.st_mtime_ns  # last touched by a rename, or the like, and not by a write
-        facts = [_facts("", own)]
-        return ModelState(_digest(facts), own.st_size, own.st_mtime_ns * NANO, own.st_ctime_ns * NANO, finished)
+        finished = own.st_nlink == 1 and _was_renamed(path, own, written=own.st_mtime_ns)
+        times = own.st_mtime_ns * NANO, own.st_ctime_ns * NANO
+        return ModelState(_digest([_facts("", own)]), own.st_size, *times, finished, own.st_ino)
     return _local_folder(path, own) if stat.S_ISDIR(own.st_mode) else None
 
 
@@ -59,8 +60,22 @@ def _local_folder(path: str, own: os.stat_result) -> ModelState:
         size=sum(each.st_size for _, each in files),
         modified=modified * NANO,
         touched=touched * NANO,
-        finished=own.st_ctime_ns > written,  # it was renamed after all in it was written
+        finished=_was_renamed(path, own, written),
+        inode=own.st_ino,
     )
+
+
+def _was_renamed(path: str, own: os.stat_result, written: int) -> bool:
+    """Whether the last that happened to it is that it came into its folder, after all of it was written: that changes the
+    folder in the same moment. Another mode or owner does not, and may come while it is written."""
+    if own.st_ctime_ns <= written:
+        return False
+    place = os.path.realpath(path) if os.path.islink(path) else path
+    try:
+        changed = os.stat(os.path.dirname(place) or ".").st_mtime_ns
+    except OSError:
+        return False
+    return changed > written and abs(changed - own.st_ctime_ns) <= SAME_MOMENT
 
 
 def _below(folder: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, os.stat_result]]:

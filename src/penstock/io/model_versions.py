@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
 
 INTERVAL = 10.0  # seconds between two looks, where nobody says
+SHORTEST = 0.2
 
 
 class ModelMetadata(NamedTuple):
@@ -55,7 +56,8 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
     else: it ends with the run that uses it."""
 
     def __init__(self, source: ModelSource, interval: float = INTERVAL, stop_timestamp: float | None = None) -> None:
-        """interval: seconds between two looks. stop_timestamp: from then on, as of time.time(), nothing is new."""
+        """interval: seconds between two looks; less than 0.2 counts as 0.2. stop_timestamp: from then on, as of
+        time.time(), nothing is new."""
         if not isinstance(source, ModelSource):
             raise UsageError(f"WatchModels({source!r}): expected an object with look() and describe(), such as FilePattern")
         self.source = source
@@ -70,10 +72,11 @@ class WatchModels(PTransform["Pipeline", PCollection[NewVersion]]):
 
 
 def checked_interval(interval: float) -> float:
-    """Seconds between two looks. Raises UsageError for what is no such number."""
+    """Seconds between two looks: what is less than the shortest counts as that. Raises UsageError for what is no such
+    number."""
     if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
         raise UsageError(f"interval={interval!r}: expected seconds, more than 0")
-    return float(interval)
+    return max(SHORTEST, float(interval))
 
 
 def versions_of(rows: Sequence[Any], step: str) -> Iterator[tuple[Sequence[Any] | None, str, str]]:

@@ -13,7 +13,8 @@ class ModelState(NamedTuple):
     size: int | None  # bytes; None: the store does not say
     modified: float  # when it was last written, by its own account
     touched: float  # when anything about it was last changed; infinite where the store does not say
-    finished: bool  # whether it can be seen that nothing writes it any more
+    finished: bool  # whether it looks as if nothing writes it any more
+    inode: int | None = None  # of the file or folder; None: the store has none, and what is finished there is whole
 
 
 class Age(NamedTuple):
@@ -28,8 +29,8 @@ class Age(NamedTuple):
 class NewModels:
     """Tells, look by look, the newest model; of several keys, the newest of each.
 
-    A model that is still being written is left for later: it must be known to be finished, or untouched for longer than the
-    interval, or the same at two looks in a row. One that is empty never comes.
+    A model that is still being written is left for later: it must be finished, and not have been written where it is; or
+    untouched for longer than the interval; or the same at two looks in a row. One that is empty never comes.
     """
 
     def __init__(self, interval: float, key_of: Callable[[str], str | None]) -> None:
@@ -37,6 +38,7 @@ class NewModels:
         self._key_of = key_of
         self._looks = 0
         self._seen: dict[str, tuple[str, Age]] = {}  # at the last look: each model's stamp and age
+        self._inodes: dict[str, int | None] = {}  # at the look before
         self._done: dict[str, str] = {}  # stamps of models that were told or passed over; also of vanished ones
         self._told: dict[str | None, Age] = {}  # the last one of each key
 
@@ -48,6 +50,7 @@ class NewModels:
         self._looks += 1
         self._seen = {path: (state.stamp, self._age(path, state)) for path, state in listing.items()}
         ready = [path for path, state in listing.items() if self._is_open(path, state) and self._is_whole(path, state, now)]
+        self._inodes = {path: state.inode for path, state in listing.items()}
         newest: dict[str | None, Age] = {}
         for age in sorted(self._seen[path][1] for path in ready):
             self._done[age.path] = listing[age.path].stamp
@@ -71,5 +74,6 @@ class NewModels:
     def _is_whole(self, path: str, state: ModelState, now: float) -> bool:
         if state.size == 0:
             return False
+        was_written_here = state.inode is not None and self._inodes.get(path) == state.inode
         seen_before = self._seen[path][1].look < self._looks
-        return state.finished or seen_before or now - state.touched > self._interval
+        return (state.finished and not was_written_here) or seen_before or now - state.touched > self._interval

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.models.activity import BATCHES, LOADS, Mark
 from penstock.models.memory import file_bytes, proportional_bytes
-from penstock.models.sizing import Reached, SizeCount, counted_bytes
+from penstock.models.sizing import RAM, Reached, SizeCount, counted_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,14 @@ class LoadedModel:
     grown: int = 0  # by which this process grew meanwhile, with what was imported; 0 where that cannot be seen
     ram: int = 0  # measured
     devices: Mapping[str, int] = field(default_factory=dict)  # measured, by the names that torch has for them
+
+    def places(self, least: int, device: str | None) -> Mapping[str, int]:
+        """The bytes of another model like this one, of at least so many, by where they are. device: what it is meant for,
+        where nothing on devices was seen."""
+        if measured := sum(self.devices.values()):
+            larger = max(1.0, max(least, self.bytes) / measured)
+            return {RAM: self.ram, **{name: int(size * larger) for name, size in self.devices.items()}}
+        return {RAM: max(least, self.grown or self.ram)} if device is None else {device: max(least, self.bytes)}
 
 
 def load(

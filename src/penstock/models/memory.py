@@ -55,11 +55,19 @@ def named_gpus(chosen: str) -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda name: name not in ("", "-1"), map(str.strip, chosen.split(","))))
 
 
-def free_device_bytes() -> int | None:
-    """What models may take on the GPU of this process; None where there is none. It imports torch."""
+def free_device_bytes(device: str | None = None) -> int | None:
+    """What models may take on a GPU, by the name that torch has for it, or on the one of this process; with what torch keeps
+    here for later, and gives back when it is needed. None where there is none. It imports torch."""
+    at = () if device in (None, "gpu", "cuda") else (device,)
+    if at and not str(device).startswith("cuda:"):
+        return None
     try:
         import torch
 
-        return int(DEVICE_SHARE * torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
-    except (ImportError, RuntimeError):
+        if not torch.cuda.is_available():
+            return None
+        free, _ = torch.cuda.mem_get_info(*at)
+        kept = torch.cuda.memory_reserved(*at) - torch.cuda.memory_allocated(*at)
+        return int(DEVICE_SHARE * (free + max(0, kept)))
+    except (ImportError, RuntimeError, ValueError, AssertionError):  # torch has all of these for a device that is not there
         return None

@@ -5,7 +5,9 @@
             -> published in a file that all who hold the model look at (models/version_files.py)
                 -> what became of it comes back the same way: canaries are decided here, for all of them
 
-One thread does all of it. The first look is over before any row is read.
+One thread for each step looks at what gives its versions, so that a store that answers late holds up no other step; one
+more reads what became of them all. The first looks are made before these threads start, one after the other: no row is read
+until they are over.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.errors import UsageError
@@ -52,7 +55,7 @@ class ModelRefresh:
         on_error: Callable[[], None],
     ) -> None:
         """run_branch: gives the rows of a graph that collects one collection. on_error: is called when `error` is set."""
-        self.error: BaseException | None = None  # written by the thread, before on_error() wakes whoever reads it
+        self.error: BaseException | None = None  # written by a thread, before on_error() wakes whoever reads it
         self._on_error = on_error
         self._models: dict[str, _ChangingModel] = {}
         self._branches: list[tuple[_Branch, _ChangingModel]] = []
@@ -63,22 +66,30 @@ class ModelRefresh:
             model = self._models.setdefault(key, _ChangingModel(node.label, key, spec, around))
             self._branches.append((_Branch(branch, run_branch), model))
         self._events: list[RefreshEvent] = []
-        self._lock = threading.Lock()  # guards the events
+        self._lock = threading.Lock()  # guards the events, and the first error
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="penstock-watch-models", daemon=True)
+        looks = [partial(self._look, branch, model) for branch, model in self._branches]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=[do], name="penstock-watch-models", daemon=True)
+            for do in (*looks, self._read_reports)
+        ]
 
     def __enter__(self) -> ModelRefresh:
         if self._models:
-            self._look()  # on this thread, before the other one starts: what is there already counts for the first row
+            for branch, model in self._branches:  # on this thread: what is there already counts for the first row
+                self._look(branch, model)
             for model in self._models.values():
                 model.open()
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._models:
-            self._thread.join(PATIENCE)  # unless a store that does not answer holds it up: then it ends with the process
+            until = time.monotonic() + PATIENCE
+            for thread in self._threads:  # one that a store without an answer holds up ends with the process
+                thread.join(max(0.0, until - time.monotonic()))
             self._read_reports()  # after the join: what workers said last, read by one thread at a time
 
     def take_events(self) -> list[RefreshEvent]:
@@ -93,24 +104,31 @@ class ModelRefresh:
             for name, count in model.counts.items():
                 metrics.count(MetricKey(model.step, model.namespace, name), count)
 
-    def _watch(self) -> None:
+    def _repeat(self, do: Callable[[], None]) -> None:
+        """What each of the threads does until the run is over."""
         try:
             while not self._over.wait(TICK):
-                self._look()
-                self._read_reports()
+                do()
         except BaseException as exc:
-            self.error = exc
+            with self._lock:
+                self.error = self.error or exc
             self._on_error()
 
-    def _look(self) -> None:
-        for branch, model in self._branches:
-            rows = branch.news(time.time())
-            if rows and model.announce(rows):
-                model.publish()
+    def _look(self, branch: _Branch, model: _ChangingModel) -> None:
+        rows = branch.news(time.time())
+        if rows and not self._over.is_set():  # a late answer: the files of the run are gone
+            with model.changing:
+                if model.announce(rows):
+                    model.publish()
 
     def _read_reports(self) -> None:
         for model in self._models.values():
-            events = model.read_reports()
+            if not model.changing.acquire(blocking=False):  # a version of it is announced, which may ask a store: next time
+                continue
+            try:
+                events = model.read_reports()
+            finally:
+                model.changing.release()
             for event in events:
                 as_wished = event.what in (SERVED, PROMOTED) and OLD_FIRST not in event.why
                 logger.log(logging.INFO if as_wished else logging.WARNING, "%s", event.told())
@@ -125,6 +143,7 @@ class _ChangingModel:
         self.step = step
         self.namespace = spec.metrics_namespace
         self.counts: dict[str, int] = {}
+        self.changing = threading.Lock()  # held while it is told of versions, or of what became of them
         self._by_key = spec.by_key
         self._rule = None if spec.refresh is None else spec.refresh.rule
         self._files = VersionFiles(spec.folder(around), key)
