@@ -174,6 +174,12 @@ def test_a_whole_job(workers: int, place: Any, folder: Path, tmp_path: Path) -> 
     assert set(table["y_model_id"].to_pylist()) == {path}
 
 
+def test_rows_in_a_host(folder: Path) -> None:
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"), large_model=True)
+    answers = (ps.Pipeline(workers=1) | ps.Create(list(X)) | ps.RunInference(handler)).collect()
+    np.testing.assert_allclose([answer.inference for answer in answers], EXPECTED, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["keras", "saved", "weights"])
 def test_a_model_that_changes_while_a_pipeline_runs(kind: str, tmp_path: Path) -> None:
     def save(path: Path, number: int) -> None:
