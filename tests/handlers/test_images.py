@@ -364,7 +364,8 @@ def test_images_are_prepared_without_torch() -> None:
         import penstock as ps
         from penstock.handlers.images import PytorchImageModelHandler
 
-        handler = PytorchImageModelHandler(torch_script_model_path="a.pt", size=4, columns="image", device="GPU")
+        model = {"torch_script_model_path": "a.pt", "trusted": True, "device": "GPU"}
+        handler = PytorchImageModelHandler(**model, size=4, columns="image")
         print("PIL" in sys.modules)
         from PIL import Image
 
@@ -378,7 +379,7 @@ def test_images_are_prepared_without_torch() -> None:
     """
     done = run_python(code)
     assert done.stdout.splitlines() == ["False", "(4, 4, 3)"]
-    assert "torch is not installed; run: pip install 'penstock[torch]'" in done.stderr
+    assert "torch is not installed; run: pip install 'penstock[images]'" in done.stderr
 
 
 def test_a_missing_pillow_says_how_to_install_it() -> None:
@@ -387,7 +388,7 @@ def test_a_missing_pillow_says_how_to_install_it() -> None:
         sys.modules["PIL"] = None
         from penstock.handlers.images import PytorchImageModelHandler
         print("imported")
-        PytorchImageModelHandler(torch_script_model_path="a.pt")
+        PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True)
     """
     done = run_python(code)
     assert done.stdout == "imported\n"

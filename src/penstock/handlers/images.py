@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.handlers.catalog import check_versions
 from penstock.handlers.image_decoding import CHANNELS, ImageDecoding, import_pillow
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.pytorch_loading import usable_device
@@ -90,6 +91,10 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
         self._std = _per_channel("std", std, mode)
         if self._std is not None and 0.0 in self._std:
             raise UsageError(f"std={std!r}: expected numbers other than 0, by which values are divided")
+
+    def load_model(self) -> torch.nn.Module:
+        check_versions("images")
+        return super().load_model()
 
     def load_prepare(self) -> ImageDecoding:
         import_pillow()
