@@ -35,7 +35,7 @@ class SourceSettings(TypedDict, total=False):
     torch_script_model_path: str | None
     exported_program_path: str | None
     load_model_args: Mapping[str, Any] | None  # for torch.load, torch.jit.load or torch.export.load
-    trusted: bool  # needed by exported_program_path alone: such a file can run code when it is loaded
+    trusted: bool  # needed by the two latter: such files are programs, or can run code when they are loaded
 
 
 class PytorchSettings(SourceSettings, HandlerSettings, total=False):
