@@ -395,6 +395,14 @@ def test_a_missing_pillow_says_how_to_install_it() -> None:
     assert "pillow is not installed; run: pip install 'penstock[images]'" in done.stderr
 
 
+def test_a_model_that_takes_no_such_images(tmp_path: Path) -> None:
+    model = {"model_class": torch.nn.Linear, "model_params": {"in_features": 7, "out_features": 1}}
+    torch.save(torch.nn.Linear(7, 1).state_dict(), tmp_path / "model.pt")
+    handler = PytorchImageModelHandler(**model, state_dict_path=str(tmp_path / "model.pt"), size=4)
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 [\s\S]*Each row is float32 of shape \[3, 4, 4\]: check"):
+        handler.run_inference([np.zeros((4, 4, 3), np.uint8)], handler.load_model())
+
+
 # In a pipeline.
 
 

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -21,7 +22,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.errors import InputError, PredictionCountError, RowError, UsageError
+from penstock.errors import InputError, PredictionCountError, RowError, StepError, UsageError
 from penstock.handlers.pytorch import (
     PytorchModelHandlerKeyedTensor,
     PytorchModelHandlerTensor,
@@ -412,6 +413,18 @@ def test_no_gradients_are_kept(weights: str) -> None:
 def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PytorchModelHandlerTensor(**arguments)
+
+
+@pytest.mark.parametrize("row", [torch.zeros(3), torch.zeros(1, dtype=torch.float64)])
+def test_rows_of_a_shape_or_type_that_the_model_does_not_take(row: torch.Tensor, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "model.pt")
+    arguments = {"model_class": torch.nn.Linear, "model_params": {"in_features": 1, "out_features": 1}}
+    handler = PytorchModelHandlerTensor(**arguments, state_dict_path=str(tmp_path / "model.pt"))
+    kind, shape = str(row.dtype).removeprefix("torch."), list(row.shape)
+    told = rf"RuntimeError: mat1 and mat2 [\s\S]*Each row is {kind} of shape {re.escape(str(shape))}: check"
+    rows = ps.Pipeline(workers=0) | ps.Create([row])
+    with pytest.raises(StepError, match=told):
+        (rows | ps.RunInference(handler)).collect()
 
 
 def test_missing_file() -> None:

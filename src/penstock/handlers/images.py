@@ -25,6 +25,7 @@ from penstock.handlers.pytorch_models import (
     float_dtype_of,
     run_model,
 )
+from penstock.handlers.row_shapes import naming_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +129,9 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
         def call(images: torch.Tensor, **arguments: Any) -> Any:
             if is_raw:
                 images = self._scaled(images)
-            return called(images.to(dtype) if images.is_floating_point() else images, **arguments)
+            images = images.to(dtype) if images.is_floating_point() else images
+            with naming_rows(images):
+                return called(images, **arguments)
 
         return run_model(
             call, stacked, usable_device(self._device), inference_args, lambda output: answers_of(output, len(batch))
