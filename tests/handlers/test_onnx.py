@@ -148,6 +148,11 @@ def test_own_inference_fn(tmp_path: Path) -> None:
     check_handler(handler, list(X))
 
 
+def test_output_names_are_not_for_an_inference_fn() -> None:
+    with pytest.raises(UsageError, match=r"output_names= are for the model itself, but inference_fn= calls session.run\(\)"):
+        OnnxModelHandlerNumpy("model.onnx", inference_fn=print, output_names=["y"])
+
+
 # What does not fit.
 
 

@@ -64,6 +64,11 @@ class OnnxModelHandlerNumpy(ArrayModelHandler):
         """
         super().__init__(model_uri, inference_fn, settings)
         check_options(session_options)
+        if inference_fn is not None and output_names is not None:
+            raise UsageError(
+                "output_names= are for the model itself, but inference_fn= calls session.run() as it likes; name the "
+                "outputs there"
+            )
         self._session_options = session_options
         self._providers = providers_named(providers, provider_options)
         self._output_names = None if output_names is None else list(output_names)

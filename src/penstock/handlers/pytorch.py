@@ -152,6 +152,11 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
         compile: True, or arguments of torch.compile(). Of these, only dtype and compile are for an inference_fn, too.
         """
         super().__init__(settings)
+        if inference_fn is not None and self._precision.autocast is not None:
+            raise UsageError(
+                "autocast= is for the model itself, but inference_fn= calls it as it likes; leave autocast= out, and call "
+                "the model under torch.autocast() there"
+            )
         self._inference_fn = inference_fn or self._default_inference_fn
         # A function of the user's, and a run_inference() that calls super's, deal with PredictionResults.
         is_plain = type(self).run_inference is _PytorchModelHandler.run_inference
