@@ -162,8 +162,8 @@ def test_settings_of_the_handler(folder, read, settings, expected):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"torch_script_model_path": "script"}, THREADS),
-        ({"torch_script_model_path": "script", "device": "GPU"}, WORKERS),
+        ({"torch_script_model_path": "script", "trusted": True}, THREADS),
+        ({"torch_script_model_path": "script", "device": "GPU", "trusted": True}, WORKERS),
         ({"state_dict_path": "script", "model_class": torch.nn.Linear}, WORKERS),
     ],
 )
@@ -264,7 +264,7 @@ def test_the_rows_of_worker_processes_in_their_order(folder, read, tmp_path):
 
 
 def test_answers_of_a_script_of_torch(folder, read):
-    model = PytorchModelHandlerTensor(torch_script_model_path=str(folder / "script"), columns=["a", "b"])
+    model = PytorchModelHandlerTensor(torch_script_model_path=str(folder / "script"), trusted=True, columns=["a", "b"])
     answers = (ps.Pipeline(threads_per_worker=3) | read | ps.RunInference(model)).collect()
     assert [answer.example["id"] for answer in answers] == list(range(ROWS))
     rows = torch.tensor([[answer.example["a"], answer.example["b"]] for answer in answers], dtype=torch.float32)

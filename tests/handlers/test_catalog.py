@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,9 +17,11 @@ import pytest
 from packaging.version import Version
 
 import penstock
-from penstock.errors import MissingPackageError
+from penstock.errors import MissingPackageError, UsageError
 from penstock.handlers import catalog
 from penstock.handlers.catalog import FAMILIES, HandlerFamily, Need
+from penstock.handlers.huggingface import HuggingFacePipelineModelHandler
+from penstock.handlers.images import PytorchImageModelHandler
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(penstock.__file__).parent / "handlers"
@@ -163,7 +166,8 @@ class Hide:
 
 sys.meta_path.insert(0, Hide())
 there = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name.split(".")[0] == {module!r} else there(name, package)
+found = lambda name, package: sys if name in {others!r} else there(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name.split(".")[0] == {module!r} else found(name, package)
 family = importlib.import_module({family!r})
 {make}
 """
@@ -180,16 +184,69 @@ MADE = {  # families that are imported without it: a worker may only prepare row
     ids=lambda each: getattr(each, "name", None) or each.module,
 )
 def test_without_a_package_each_family_says_what_to_install(family: HandlerFamily, need: Need) -> None:
-    code = WITHOUT.format(module=need.module, family=family.module, make=MADE.get(family.name, ""))
+    others = [each.module for each in family.needs if each is not need]
+    code = WITHOUT.format(module=need.module, others=others, family=family.module, make=MADE.get(family.name, ""))
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = seen.stderr.strip().splitlines()[-1]
-    assert re.search(rf"{need.distributions[0]} is not installed.*; run: pip install '?(penstock\[\w+\]|vllm)", last), (
-        seen.stderr
+    assert re.search(
+        rf"{need.distributions[0]} is not installed.*; run: pip install '?(penstock\[\w+\]|(--upgrade )?vllm)", last
+    ), seen.stderr
+
+
+TREES = (print, "model.json")
+WEIGHTS: Any = {"state_dict_path": "model.pt", "model_class": print}
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {  # those that are not made of one path
+    "HuggingFacePipelineModelHandler": (("text-classification", "model"), {}),
+    "JaxModelHandler": ((print, "model.safetensors"), {}),
+    "OnnxTextModelHandler": (("model.onnx", "tokenizer"), {}),
+    "PytorchImageModelHandler": ((), {**WEIGHTS, "size": 3}),
+    "PytorchModelHandlerKeyedTensor": ((), WEIGHTS),
+    "PytorchModelHandlerTensor": ((), WEIGHTS),
+    **{f"XGBoostModelHandler{rows}": (TREES, {}) for rows in ("Numpy", "Pandas", "SciPy", "Datatable")},
+}
+AT_IMPORT = {"httpx"}  # what looks at its version when it is imported: see below
+OLD = [
+    *((f, handler, need) for f in FAMILIES for handler in f.handlers for need in f.needs if need.module not in AT_IMPORT),
+    *((f, "SentenceTransformerModelHandler", catalog.SENTENCES) for f in FAMILIES if f.name == "huggingface"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "handler", "need"), OLD, ids=lambda each: each if isinstance(each, str) else getattr(each, "module", None)
+)
+def test_with_a_package_that_is_too_old_each_handler_says_which_it_needs(
+    family: HandlerFamily, handler: str, need: Need, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it imports the package, which may fail at anything. What is not installed here seems to be."""
+    others = {each.distributions[0]: each.tried for each in family.needs}
+    seen = {**others, **dict.fromkeys(need.distributions, "0.0.1")}
+    version, find = importlib.metadata.version, importlib.util.find_spec
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: seen.get(name) or version(name))
+    modules = {each.module for each in (*family.needs, need)}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: name in modules or find(name, package))
+    args, settings = ARGUMENTS.get(handler, (("model.keras",), {}))
+    made = getattr(importlib.import_module(family.module), handler)(*args, **settings)
+    told = (
+        rf"{need.distributions[0]} 0.0.1 is installed, but {re.escape(need.least)} or later is needed.*pip install --upgrade"
     )
+    with pytest.raises(UsageError, match=told):
+        made.load_model()
 
 
-def test_an_old_httpx() -> None:
-    code = "import httpx; httpx.__version__ = '0.26.1'; import penstock.handlers.remote"
+def test_images_are_decoded_by_a_pillow_that_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.5.0" if name == "pillow" else version(name))
+    for made in (
+        PytorchImageModelHandler(**WEIGHTS, size=3),
+        HuggingFacePipelineModelHandler("image-classification", "model"),
+    ):
+        with pytest.raises(MissingPackageError, match="pillow 9.5.0 is installed, but 10 or later is needed"):
+            made.load_prepare()
+
+
+@pytest.mark.parametrize("family", [family.name for family in FAMILIES if "httpx" in {need.module for need in family.needs}])
+def test_an_old_httpx(family: str) -> None:
+    code = f"import httpx; httpx.__version__ = '0.26.1'; import penstock.handlers.{family}"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (
         "httpx 0.26.1 is installed, but 0.27 or later is needed; run: pip install --upgrade 'penstock[remote]'"

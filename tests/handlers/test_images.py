@@ -364,7 +364,8 @@ def test_images_are_prepared_without_torch() -> None:
         import penstock as ps
         from penstock.handlers.images import PytorchImageModelHandler
 
-        handler = PytorchImageModelHandler(torch_script_model_path="a.pt", size=4, columns="image", device="GPU")
+        model = {"torch_script_model_path": "a.pt", "trusted": True, "device": "GPU"}
+        handler = PytorchImageModelHandler(**model, size=4, columns="image")
         print("PIL" in sys.modules)
         from PIL import Image
 
@@ -378,7 +379,7 @@ def test_images_are_prepared_without_torch() -> None:
     """
     done = run_python(code)
     assert done.stdout.splitlines() == ["False", "(4, 4, 3)"]
-    assert "torch is not installed; run: pip install 'penstock[torch]'" in done.stderr
+    assert "torch is not installed; run: pip install 'penstock[images]'" in done.stderr
 
 
 def test_a_missing_pillow_says_how_to_install_it() -> None:
@@ -387,11 +388,19 @@ def test_a_missing_pillow_says_how_to_install_it() -> None:
         sys.modules["PIL"] = None
         from penstock.handlers.images import PytorchImageModelHandler
         print("imported")
-        PytorchImageModelHandler(torch_script_model_path="a.pt")
+        PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True)
     """
     done = run_python(code)
     assert done.stdout == "imported\n"
     assert "pillow is not installed; run: pip install 'penstock[images]'" in done.stderr
+
+
+def test_a_model_that_takes_no_such_images(tmp_path: Path) -> None:
+    model = {"model_class": torch.nn.Linear, "model_params": {"in_features": 7, "out_features": 1}}
+    torch.save(torch.nn.Linear(7, 1).state_dict(), tmp_path / "model.pt")
+    handler = PytorchImageModelHandler(**model, state_dict_path=str(tmp_path / "model.pt"), size=4)
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 [\s\S]*Each row is float32 of shape \[3, 4, 4\]: check"):
+        handler.run_inference([np.zeros((4, 4, 3), np.uint8)], handler.load_model())
 
 
 # In a pipeline.

@@ -185,6 +185,11 @@ def test_rows_of_several_shapes(weights: str) -> None:
         answers_of(JaxModelHandler(linear, weights), [X[0], X[1, :2]])
 
 
+def test_rows_of_a_shape_that_the_function_does_not_take(weights: str) -> None:
+    with pytest.raises(TypeError, match=r"dot_general[\s\S]*Each row is float32 of shape \[2\]: check that the model takes"):
+        answers_of(JaxModelHandler(linear, weights), [X[0, :2]])
+
+
 def test_an_output_without_rows(weights: str) -> None:
     with pytest.raises(PredictionCountError, match=r"0 answers .* for 32 rows \(20, and copies"):
         answers_of(JaxModelHandler(summed, weights), list(X))
@@ -200,6 +205,8 @@ def test_devices(weights: str) -> None:
     ]
     with pytest.raises(UsageError, match=r"device='tpu' is not here: JAX sees \['(cpu|cuda):0'\]"):
         JaxModelHandler(linear, weights, device="tpu").load_model()
+    with pytest.raises(UsageError, match=r"device='quantum' is not here: JAX sees \['(cpu|cuda):0'\]"):
+        JaxModelHandler(linear, weights, device="quantum").load_model()
 
 
 @pytest.mark.parametrize(("workers", "place"), [(0, {}), (1, {"large_model": True})])

@@ -148,6 +148,11 @@ def test_own_inference_fn(tmp_path: Path) -> None:
     check_handler(handler, list(X))
 
 
+def test_output_names_are_not_for_an_inference_fn() -> None:
+    with pytest.raises(UsageError, match=r"output_names= are for the model itself, but inference_fn= calls session.run\(\)"):
+        OnnxModelHandlerNumpy("model.onnx", inference_fn=print, output_names=["y"])
+
+
 # What does not fit.
 
 
@@ -242,6 +247,7 @@ def test_providers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     handler = OnnxModelHandlerNumpy(path, providers=["TensorRT", ("CUDA", {"device_id": 0}), "CPUExecutionProvider"])
     assert handler.accelerator() == "gpu"
     assert OnnxModelHandlerNumpy(path).accelerator() is None
+    assert not handler.new_shapes_cost()  # there is none here, or no build that could use it
     check_handler(handler, list(X))
     assert "TensorrtExecutionProvider is not in this build of ONNX Runtime: the model runs on CPUExec" in caplog.text
     with pytest.raises(UsageError, match=r"none of \['CUDAExecutionProvider'\] is in this build .*onnxruntime-gpu"):
@@ -250,6 +256,21 @@ def test_providers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         OnnxModelHandlerNumpy(path, providers=["Fast", "CPU"]).load_model()
     with pytest.raises(UsageError, match="1 provider_options for 2 providers"):
         OnnxModelHandlerNumpy(path, providers=["CUDA", "CPU"], provider_options=[{}])
+
+
+def test_on_a_gpu_the_search_for_a_size_begins_at_full_batches(tmp_path: Path) -> None:
+    """In a process that believes to have a GPU, and the build for it."""
+    info = tmp_path / "onnxruntime_gpu-1.31.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31\n")
+    code = (
+        "import sys, torch; sys.path.append(sys.argv[1]); torch.cuda.is_available = lambda: True\n"
+        "from penstock.handlers.onnx import OnnxModelHandlerNumpy as Handler\n"
+        "made = [Handler('model.onnx', providers=each) for each in (None, ['CUDA', 'CPU'], ['TensorRT'], ['CPU'])]\n"
+        "print([each.new_shapes_cost() for each in made], [each.accelerator() for each in made])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout == "[True, True, True, False] ['gpu', 'gpu', 'gpu', None]\n", done.stderr
 
 
 def test_a_copy_can_be_for_another_file(tmp_path: Path) -> None:

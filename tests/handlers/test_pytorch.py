@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -21,7 +22,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.errors import InputError, PredictionCountError, RowError, UsageError
+from penstock.errors import InputError, PredictionCountError, RowError, StepError, UsageError
 from penstock.handlers.pytorch import (
     PytorchModelHandlerKeyedTensor,
     PytorchModelHandlerTensor,
@@ -132,7 +133,7 @@ def test_state_dict(weights: str) -> None:
 def test_torch_script(tmp_path: Path) -> None:
     path = str(tmp_path / "script.pt")
     torch.jit.save(torch.jit.script(doubling()), path)
-    handler = PytorchModelHandlerTensor(torch_script_model_path=path)
+    handler = PytorchModelHandlerTensor(torch_script_model_path=path, trusted=True)
     assert [answer.item() for answer in answers_of(handler)] == EXPECTED
     assert handler.model_id() == path
     check_handler(handler, EXAMPLES)
@@ -248,7 +249,7 @@ def kind_of_file(kind: str, path: Path, factor: float) -> PytorchModelHandlerTen
         )
     if kind == "torch_script_model_path":
         torch.jit.save(torch.jit.script(model), path)
-        return PytorchModelHandlerTensor(torch_script_model_path=str(path))
+        return PytorchModelHandlerTensor(torch_script_model_path=str(path), trusted=True)
     rows = torch.export.Dim("rows", min=1, max=1024)
     torch.export.save(torch.export.export(model, (torch.zeros(4, 1),), dynamic_shapes=({0: rows},)), path)
     return PytorchModelHandlerTensor(exported_program_path=str(path), trusted=True)
@@ -295,7 +296,7 @@ def outputs(answer: Any, rows: int = 3) -> list[Any]:
 def whole_output(answer: Any, rows: int = 3) -> Any:
     """What run_inference() gives for a batch."""
     examples = [torch.tensor([float(row), row + 0.5]) for row in range(rows)]
-    return PytorchModelHandlerTensor(torch_script_model_path="none").run_inference(examples, Answering(answer))
+    return PytorchModelHandlerTensor(torch_script_model_path="none", trusted=True).run_inference(examples, Answering(answer))
 
 
 def test_a_batch_is_answered_by_one_tensor_or_a_dict_of_them() -> None:
@@ -401,6 +402,7 @@ def test_no_gradients_are_kept(weights: str) -> None:
         ({"state_dict_path": "a", "model_class": LinearRegression, "torch_script_model_path": "b"}, "expected one of"),
         ({"torch_script_model_path": "a", "model_class": LinearRegression}, "expected one of"),
         ({"torch_script_model_path": "a", "model_params": {"x": 1}}, "model_params are the arguments of model_class"),
+        ({"torch_script_model_path": "a"}, "a TorchScript file is a program, .*; pass trusted=True if you made it"),
         ({"torch_script_model_path": "a", "device": "toaster"}, "device='toaster': expected 'CPU', 'GPU'"),
         (
             {"state_dict_path": "a", "model_class": LinearRegression, "load_model_args": {"weights_only": False}},
@@ -411,6 +413,18 @@ def test_no_gradients_are_kept(weights: str) -> None:
 def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PytorchModelHandlerTensor(**arguments)
+
+
+@pytest.mark.parametrize("row", [torch.zeros(3), torch.zeros(1, dtype=torch.float64)])
+def test_rows_of_a_shape_or_type_that_the_model_does_not_take(row: torch.Tensor, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "model.pt")
+    arguments = {"model_class": torch.nn.Linear, "model_params": {"in_features": 1, "out_features": 1}}
+    handler = PytorchModelHandlerTensor(**arguments, state_dict_path=str(tmp_path / "model.pt"))
+    kind, shape = str(row.dtype).removeprefix("torch."), list(row.shape)
+    told = rf"RuntimeError: mat1 and mat2 [\s\S]*Each row is {kind} of shape {re.escape(str(shape))}: check"
+    rows = ps.Pipeline(workers=0) | ps.Create([row])
+    with pytest.raises(StepError, match=told):
+        (rows | ps.RunInference(handler)).collect()
 
 
 def test_missing_file() -> None:
@@ -451,7 +465,7 @@ def test_a_file_of_something_else(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match="could not be read as a state dict"):
         handler_of(str(path)).load_model()
     with pytest.raises(InputError, match="could not be read as a TorchScript model"):
-        PytorchModelHandlerTensor(torch_script_model_path=str(path)).load_model()
+        PytorchModelHandlerTensor(torch_script_model_path=str(path), trusted=True).load_model()
 
 
 def test_rows_of_several_shapes(weights: str) -> None:
@@ -500,9 +514,10 @@ def test_describing_a_model_imports_no_torch() -> None:
         import penstock as ps
         from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 
-        handler = PytorchModelHandlerTensor(torch_script_model_path="a.pt", columns=["x"], device="CPU", max_batch_size=8)
-        ps.RunInference(PytorchModelHandlerTensor(torch_script_model_path="a.pt", device="GPU"))
-        PytorchModelHandlerKeyedTensor(torch_script_model_path="a", device="cuda:1", inference_fn=make_tensor_model_fn("f"))
+        script = {"torch_script_model_path": "a.pt", "trusted": True}
+        handler = PytorchModelHandlerTensor(**script, columns=["x"], device="CPU", max_batch_size=8)
+        ps.RunInference(PytorchModelHandlerTensor(**script, device="GPU"))
+        PytorchModelHandlerKeyedTensor(**script, device="cuda:1", inference_fn=make_tensor_model_fn("f"))
         handler = pickle.loads(pickle.dumps(handler.with_preprocess_fn(str)))
         handler.takes_columns(), handler.changes_rows(), handler.prepares_ahead(), handler.accelerator(), handler.model_id()
         print([name for name in ("torch", "transformers") if name in sys.modules])

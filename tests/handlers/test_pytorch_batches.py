@@ -15,7 +15,7 @@ import torch
 
 import penstock as ps
 from penstock.errors import BadRowsError, UsageError
-from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor
+from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 from penstock.testing import check_handler
 
 
@@ -158,6 +158,17 @@ def test_a_compiled_model(linear: dict[str, Any]) -> None:
     check_handler(handler, list(X))
     assert handler.new_shapes_cost()
     assert not plain.new_shapes_cost()
+
+
+@pytest.mark.parametrize("wrong", [{"nope": 1}, {"backend": "nope"}, {"mode": "default", "options": {"debug": True}}])
+def test_arguments_that_torch_compile_does_not_take(wrong: dict[str, Any], linear: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"compile=\{.*\}: torch.compile\(\) does not take that: "):
+        PytorchModelHandlerTensor(**linear, compile=wrong).load_model()
+
+
+def test_autocast_is_not_for_an_inference_fn(linear: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="autocast= is for the model itself, but inference_fn= calls it as it likes"):
+        PytorchModelHandlerTensor(**linear, autocast="bfloat16", inference_fn=make_tensor_model_fn("forward"))
 
 
 AUTOCAST = """

@@ -172,7 +172,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     ),
     "TorchScript": (
         script,
-        lambda path, **more: PytorchModelHandlerTensor(torch_script_model_path=path, **more),
+        lambda path, **more: PytorchModelHandlerTensor(torch_script_model_path=path, trusted=True, **more),
         lambda row: torch.tensor([float(row)]),
     ),
     "exported program": (

@@ -97,6 +97,33 @@ def test_files_that_can_run_code_need_trust(folder: Path, tmp_path: Path) -> Non
         TFModelHandlerNumpy(str(tmp_path / "lambda.keras")).load_model()
 
 
+WEIGHTS_OF: Any = {"model_type": ModelType.SAVED_WEIGHTS, "create_model_fn": linear}
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "told"),
+    [
+        ("w.h5", {**WEIGHTS_OF, "custom_weights": "more.h5"}, "custom_weights=: for a whole model, but ModelType.SAVED_W"),
+        ("w.h5", {**WEIGHTS_OF, "load_model_args": {"compile": True}}, "load_model_args=: for a whole model"),
+        ("w.h5", {**WEIGHTS_OF, "signature": "other"}, "signature=: for a whole model"),
+        ("m.keras", {"signature": "other"}, "signature='other' is for a SavedModel; a Keras file has none"),
+    ],
+)
+def test_arguments_that_would_be_ignored(path: str, settings: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        TFModelHandlerNumpy(path, **settings)
+
+
+def test_arguments_that_do_not_go_with_what_is_there(folder: Path) -> None:
+    linear().save(folder / "model.h5")
+    with pytest.raises(UsageError, match="signature='other' is for a SavedModel"):
+        TFModelHandlerNumpy(str(folder / "model.h5"), signature="other", trusted=True).load_model()
+    with pytest.raises(UsageError, match="custom_weights= are for Keras files"):
+        TFModelHandlerNumpy(
+            str(folder / "saved"), custom_weights=str(folder / "model.weights.h5"), trusted=True
+        ).load_model()
+
+
 def test_wrong_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'/nowhere/model.keras' does not exist"):
         TFModelHandlerNumpy("/nowhere/model.keras").load_model()
@@ -172,6 +199,12 @@ def test_a_whole_job(workers: int, place: Any, folder: Path, tmp_path: Path) -> 
     table = pq.read_table(tmp_path / "out").sort_by("id")
     np.testing.assert_allclose(table["y"].to_pylist(), EXPECTED, rtol=1e-4)
     assert set(table["y_model_id"].to_pylist()) == {path}
+
+
+def test_rows_in_a_host(folder: Path) -> None:
+    handler = TFModelHandlerNumpy(str(folder / "model.keras"), large_model=True)
+    answers = (ps.Pipeline(workers=1) | ps.Create(list(X)) | ps.RunInference(handler)).collect()
+    np.testing.assert_allclose([answer.inference for answer in answers], EXPECTED, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["keras", "saved", "weights"])

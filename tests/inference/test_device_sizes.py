@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import random
 import re
@@ -367,6 +368,33 @@ def test_keys_are_the_same_in_every_process():
     assert made[0] == made[1]
     assert len(set(made)) == 3
     assert search_key(ps.ModelHandler()) is None
+
+
+class OnGpu(Pretend):
+    def accelerator(self):
+        return "gpu"
+
+
+def test_keys_differ_by_gpu_as_its_driver_names_it(tmp_path, monkeypatch):
+    """Where torch is not what the model runs on."""
+    monkeypatch.setattr(importlib.import_module("penstock.inference.search_key"), "GPUS", tmp_path)
+    monkeypatch.delitem(sys.modules, "jax._src.xla_bridge", raising=False)
+    assert search_key(OnGpu(0.5)) is None
+    keys = set()
+    for name in ("NVIDIA H200", "NVIDIA L4"):
+        (tmp_path / "0000:01:00.0").mkdir(exist_ok=True)
+        (tmp_path / "0000:01:00.0" / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 40\n")
+        keys.add(search_key(OnGpu(0.5)))
+    assert None not in keys
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("library", ["jax", "onnxruntime"])
+def test_keys_differ_by_version_of_what_runs_the_model(library, monkeypatch):
+    module = pytest.importorskip(library)
+    before = search_key(Pretend(0.5))
+    monkeypatch.setattr(module, "__version__", "0.0.1")
+    assert search_key(Pretend(0.5)) not in (None, before)
 
 
 def test_settings_that_cannot_be_named_cost_nothing():

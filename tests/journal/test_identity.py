@@ -498,17 +498,17 @@ HANDLERS = {
         },
     ),
     "torch keyed": (
-        lambda **more: PytorchModelHandlerKeyedTensor(torch_script_model_path="a.pt", **more),
+        lambda **more: PytorchModelHandlerKeyedTensor(torch_script_model_path="a.pt", trusted=True, **more),
         FREE,
-        {"torch_script_model_path": PytorchModelHandlerKeyedTensor(torch_script_model_path="b.pt")},
+        {"torch_script_model_path": PytorchModelHandlerKeyedTensor(torch_script_model_path="b.pt", trusted=True)},
     ),
     "torch images": (
-        lambda **more: PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, **more),
+        lambda **more: PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True, size=8, **more),
         {**FREE, "device": "GPU"},
         {
-            "size": PytorchImageModelHandler(torch_script_model_path="a.pt", size=9),
-            "mean": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, mean=0.5),
-            "columns": PytorchImageModelHandler(torch_script_model_path="a.pt", size=8, columns="image"),
+            "size": PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True, size=9),
+            "mean": PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True, size=8, mean=0.5),
+            "columns": PytorchImageModelHandler(torch_script_model_path="a.pt", trusted=True, size=8, columns="image"),
         },
     ),
     "sklearn": (

@@ -47,6 +47,11 @@ class Need:
         seen = self.installed()
         return seen is not None and (seen == "?" or _numbers(seen) >= _numbers(self.least))
 
+    def problem(self) -> str | None:
+        """Of a package that is too old: what is there, and what is needed."""
+        seen = self.installed()
+        return None if seen is None or self.is_met() else f"{seen} is installed, but {self.least} or later is needed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerFamily:
@@ -73,9 +78,12 @@ def _family(name: str, handlers: Sequence[str], *needs: Need, extra: str | None 
     )
 
 
-_TORCH = Need(module="torch", distributions=["torch"], least="2.2", tried="2.13")
+# torch: before 2.10, torch.load(weights_only=True) could run code from the file. Keras: before 3.11.3, safe_mode did not
+# keep it from that.
+_TORCH = Need(module="torch", distributions=["torch"], least="2.10", tried="2.13")
+SENTENCES = Need(module="sentence_transformers", distributions=["sentence-transformers"], least="5", tried="5")
 _HTTPX = Need(module="httpx", distributions=["httpx"], least="0.27", tried="0.28")
-_PILLOW = Need(module="PIL", distributions=["pillow"], least="10", tried="12")
+PILLOW = Need(module="PIL", distributions=["pillow"], least="10", tried="12")
 
 FAMILIES = (
     _family(
@@ -84,7 +92,7 @@ FAMILIES = (
         Need(module="transformers", distributions=["transformers"], least="5", tried="5.22"),
         _TORCH,
     ),
-    _family("images", ["PytorchImageModelHandler"], _PILLOW, _TORCH),
+    _family("images", ["PytorchImageModelHandler"], PILLOW, _TORCH),
     _family(
         "jax",
         ["JaxModelHandler"],
@@ -118,6 +126,7 @@ FAMILIES = (
         "tensorflow",
         ["TFModelHandlerNumpy", "TFModelHandlerTensor"],
         Need(module="tensorflow", distributions=["tensorflow", "tensorflow-cpu"], least="2.16", tried="2.21"),
+        Need(module="keras", distributions=["keras"], least="3.11.3", tried="3.15"),
     ),
     HandlerFamily(
         name="vllm",
@@ -136,7 +145,7 @@ FAMILIES = (
 
 def check_installed(name: str) -> None:
     """MissingPackageError unless what one of Penstock's own families needs is there. Called where handlers are imported."""
-    family = _own(name)
+    family = own_family(name)
     for need in family.needs:
         if not need.is_there():
             raise MissingPackageError(need.distributions[0], _extra(family))
@@ -144,14 +153,17 @@ def check_installed(name: str) -> None:
 
 def check_versions(name: str) -> None:
     """MissingPackageError unless it is new enough, too. Called where a model is loaded."""
-    family = _own(name)
-    for need in family.missing():
-        seen = need.installed()
-        problem = None if seen is None else f"{seen} is installed, but {need.least} or later is needed"
-        raise MissingPackageError(need.distributions[0], _extra(family), problem)
+    check_needs(name, own_family(name).needs)
 
 
-def _own(name: str) -> HandlerFamily:
+def check_needs(name: str, needs: Iterable[Need]) -> None:
+    """MissingPackageError for the first of these packages that is not there or is too old. An extra has them."""
+    for need in needs:
+        if not need.is_met():
+            raise MissingPackageError(need.distributions[0], _extra(own_family(name)), need.problem())
+
+
+def own_family(name: str) -> HandlerFamily:
     return next(family for family in FAMILIES if family.name == name)
 
 

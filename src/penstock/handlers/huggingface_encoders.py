@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.errors import MissingPackageError, UsageError
+from penstock.errors import UsageError
+from penstock.handlers.catalog import SENTENCES, check_needs, check_versions
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
     HuggingFaceModelHandler,
@@ -208,10 +209,10 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
 
     def load_model(self) -> Any:
         """The SentenceTransformer, on its device."""
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ModuleNotFoundError as exc:
-            raise MissingPackageError("sentence-transformers", "huggingface") from exc
+        check_versions("huggingface")
+        check_needs("huggingface", [SENTENCES])
+        from sentence_transformers import SentenceTransformer
+
         from penstock.handlers.pytorch_loading import usable_device
 
         check_place(self._model)

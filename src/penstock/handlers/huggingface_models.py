@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.blocks import size_of
 from penstock.errors import UsageError
+from penstock.handlers.catalog import check_versions
 from penstock.handlers.column_types import fits
 from penstock.handlers.huggingface_files import ModelFiles, loading
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
@@ -138,6 +139,7 @@ def tokenizer_of(files: ModelFiles, options: Mapping[str, Any], plainly: bool) -
     loaded = load_tokenizer(files) if plainly else None
     if loaded is not None:
         return loaded
+    check_versions("huggingface")
     import transformers
 
     options = {"trust_remote_code": False, **files.hub, **options}

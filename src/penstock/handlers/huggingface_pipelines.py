@@ -12,6 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.errors import PredictionCountError, UsageError
+from penstock.handlers.catalog import check_versions
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
     HuggingFaceModelHandler,
@@ -222,6 +223,7 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
 
     def load_model(self) -> Any:
         """The pipeline, on its device; texts longer than the model takes are cut."""
+        check_versions("huggingface")
         import transformers
 
         from penstock.handlers.pytorch_loading import usable_device

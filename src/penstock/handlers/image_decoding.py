@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import BadRowsError, MissingPackageError, RowError, UsageError
+from penstock.errors import BadRowsError, RowError, UsageError
+from penstock.handlers.catalog import PILLOW, check_needs
 from penstock.io.files import open_cause, store_of, without_secrets
 from penstock.rows import safe_str
 
@@ -121,10 +122,9 @@ class ImageDecoding:
 
 def import_pillow() -> Any:
     """The package PIL, or MissingPackageError."""
-    try:
-        import PIL.Image
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("pillow", "images") from exc
+    check_needs("images", [PILLOW])
+    import PIL.Image
+
     return PIL
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.handlers.catalog import check_versions
 from penstock.handlers.image_decoding import CHANNELS, ImageDecoding, import_pillow
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.pytorch_loading import usable_device
@@ -24,6 +25,7 @@ from penstock.handlers.pytorch_models import (
     float_dtype_of,
     run_model,
 )
+from penstock.handlers.row_shapes import naming_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +93,10 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
         if self._std is not None and 0.0 in self._std:
             raise UsageError(f"std={std!r}: expected numbers other than 0, by which values are divided")
 
+    def load_model(self) -> torch.nn.Module:
+        check_versions("images")
+        return super().load_model()
+
     def load_prepare(self) -> ImageDecoding:
         import_pillow()
         return self._decoding
@@ -123,7 +129,9 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
         def call(images: torch.Tensor, **arguments: Any) -> Any:
             if is_raw:
                 images = self._scaled(images)
-            return called(images.to(dtype) if images.is_floating_point() else images, **arguments)
+            images = images.to(dtype) if images.is_floating_point() else images
+            with naming_rows(images):
+                return called(images, **arguments)
 
         return run_model(
             call, stacked, usable_device(self._device), inference_args, lambda output: answers_of(output, len(batch))

@@ -17,6 +17,7 @@ from penstock.handlers.array_inputs import FLOATS, Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs, each_of, filled
 from penstock.handlers.catalog import check_installed, check_versions
 from penstock.handlers.jax_models import JaxModel, device_named, fetched, import_jax, load_params
+from penstock.handlers.row_shapes import naming_rows
 from penstock.inference.handler_settings import HandlerSettings
 
 check_installed("jax")
@@ -90,7 +91,8 @@ class JaxModelHandler(ArrayModelHandler):
         import jax
 
         moved = jax.device_put(inputs, model.device)
-        return fetched(model.call(model.params, moved, **(inference_args or {})))
+        with naming_rows(inputs):
+            return fetched(model.call(model.params, moved, **(inference_args or {})))
 
     def _padded_rows(self, rows: int) -> int:
         buckets = sorted(self._batch_size_buckets)

@@ -16,7 +16,7 @@ from penstock.handlers.array_inputs import Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs, InferenceFn
 from penstock.handlers.catalog import check_versions
 from penstock.handlers.number_columns import check_names
-from penstock.handlers.onnx_sessions import Provider, check_options, is_gpu, load_session, providers_named
+from penstock.handlers.onnx_sessions import Provider, check_options, is_gpu, load_session, providers_named, runs_on_gpu
 from penstock.inference.handler_settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class OnnxModelHandlerNumpy(ArrayModelHandler):
         """
         super().__init__(model_uri, inference_fn, settings)
         check_options(session_options)
+        if inference_fn is not None and output_names is not None:
+            raise UsageError(
+                "output_names= are for the model itself, but inference_fn= calls session.run() as it likes; name the "
+                "outputs there"
+            )
         self._session_options = session_options
         self._providers = providers_named(providers, provider_options)
         self._output_names = None if output_names is None else list(output_names)
@@ -100,6 +105,9 @@ class OnnxModelHandlerNumpy(ArrayModelHandler):
 
     def accelerator(self) -> str | None:
         return "gpu" if is_gpu(self._providers) else None
+
+    def new_shapes_cost(self) -> bool:
+        return runs_on_gpu(self._providers)
 
     def model_files(self) -> Sequence[str]:
         """The file, and the one beside it that holds large weights."""

@@ -5,6 +5,7 @@ onnxruntime is imported where a model is loaded, not where it is only described.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,11 @@ def is_gpu(providers: Providers) -> bool:
     if providers:
         return providers[0][0] in _ON_GPU
     return _has_gpu_build() and on_gpu("cuda")
+
+
+def runs_on_gpu(providers: Providers) -> bool:
+    """Whether there is a GPU that the model is for, and a build that can use it."""
+    return is_gpu(providers) and _has_gpu_build() and on_gpu("cuda")
 
 
 def check_options(options: object) -> None:
@@ -118,6 +124,7 @@ def _full_name(name: object) -> str:
     return name if name.endswith("Provider") else f"{_SHORT.get(name.lower(), name)}ExecutionProvider"
 
 
+@functools.cache
 def _has_gpu_build() -> bool:
     try:
         importlib.metadata.version("onnxruntime-gpu")

@@ -147,11 +147,16 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
         columns: the columns that the model takes, where rows have names; see the class.
         output_column, output_prefix: what the columns of the answers are called; a prefix is for models that give dicts.
         load_model_args: for torch.load, torch.jit.load or torch.export.load.
-        trusted: needed by exported_program_path alone, because such a file can run code when it is loaded.
+        trusted: you trust the file to run code: torch_script_model_path and exported_program_path need it.
         dtype: what the weights become, such as "bfloat16". autocast: what torch.autocast() computes with, where it may.
         compile: True, or arguments of torch.compile(). Of these, only dtype and compile are for an inference_fn, too.
         """
         super().__init__(settings)
+        if inference_fn is not None and self._precision.autocast is not None:
+            raise UsageError(
+                "autocast= is for the model itself, but inference_fn= calls it as it likes; leave autocast= out, and call "
+                "the model under torch.autocast() there"
+            )
         self._inference_fn = inference_fn or self._default_inference_fn
         # A function of the user's, and a run_inference() that calls super's, deal with PredictionResults.
         is_plain = type(self).run_inference is _PytorchModelHandler.run_inference

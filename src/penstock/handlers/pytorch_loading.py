@@ -61,10 +61,15 @@ class WeightsSource:
                 "load_model_args: weights_only=False would run code from the file; leave it out, and save the weights "
                 "alone: torch.save(model.state_dict(), path)"
             )
-        if self.exported_program_path is not None and not self.trusted:
+        if self.state_dict_path is None and not self.trusted:
+            told = (
+                "exported_program_path: torch.export.load() can run code from the file"
+                if self.exported_program_path is not None
+                else "torch_script_model_path: a TorchScript file is a program, which can do more than compute answers"
+            )
             raise UsageError(
-                "exported_program_path: torch.export.load() can run code from the file; pass trusted=True if you made "
-                "it or trust who did, or use state_dict_path and model_class, which never run code from the file"
+                f"{told}; pass trusted=True if you made it or trust who did, or use state_dict_path and model_class, which "
+                "never run code from the file"
             )
 
     @property

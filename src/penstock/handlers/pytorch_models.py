@@ -11,6 +11,7 @@ from penstock.handlers.catalog import check_versions
 from penstock.handlers.pytorch_loading import WeightsSource, device_name, usable_device
 from penstock.handlers.pytorch_precision import Precision
 from penstock.handlers.pytorch_running import on_gpu, run_on, take_device_seconds
+from penstock.handlers.row_shapes import naming_rows
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
 from penstock.inference.handler_settings import HandlerSettings
@@ -35,7 +36,7 @@ class SourceSettings(TypedDict, total=False):
     torch_script_model_path: str | None
     exported_program_path: str | None
     load_model_args: Mapping[str, Any] | None  # for torch.load, torch.jit.load or torch.export.load
-    trusted: bool  # needed by exported_program_path alone: such a file can run code when it is loaded
+    trusted: bool  # needed by the two latter: such files are programs, or can run code when they are loaded
 
 
 class PytorchSettings(SourceSettings, HandlerSettings, total=False):
@@ -106,9 +107,10 @@ def run_model(
     """fetch() of what the model, or a method of it, gives for a whole batch: one tensor, or named ones."""
 
     def run(moved: Inputs) -> Any:
-        if isinstance(moved, dict):
-            return call(**moved, **(inference_args or {}))
-        return call(moved, **(inference_args or {}))
+        with naming_rows(moved):
+            if isinstance(moved, dict):
+                return call(**moved, **(inference_args or {}))
+            return call(moved, **(inference_args or {}))
 
     return run_on(device, inputs, run, fetch)
 

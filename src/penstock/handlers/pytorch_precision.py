@@ -38,7 +38,10 @@ class Precision:
         if self.dtype is not None:
             model = model.to(getattr(torch, self.dtype))
         if self.compiles is not None:
-            model = torch.compile(model, **self.compiles)
+            try:
+                model = torch.compile(model, **self.compiles)
+            except (TypeError, ValueError, RuntimeError) as exc:
+                raise UsageError(f"compile={dict(self.compiles)}: torch.compile() does not take that: {exc}") from exc
         return model
 
     def calling(self, call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

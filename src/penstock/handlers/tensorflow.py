@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, Unpack
 from penstock.handlers.array_inputs import Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs
 from penstock.handlers.catalog import check_installed, check_versions
-from penstock.handlers.tensorflow_models import ModelType, TFModel, TFSource, fetched
+from penstock.handlers.tensorflow_models import SIGNATURE, ModelType, TFModel, TFSource, fetched
 from penstock.inference.handler_checks import checked_path
 from penstock.inference.handler_settings import HandlerSettings
 
@@ -41,14 +41,14 @@ class TFModelHandlerNumpy(ArrayModelHandler):
         load_model_args: Mapping[str, Any] | None = None,
         custom_weights: str = "",
         inference_fn: TFInferenceFn | None = None,
-        signature: str = "serving_default",
+        signature: str = SIGNATURE,
         trusted: bool = False,
         **settings: Unpack[HandlerSettings],
     ) -> None:
         """Describe a model in a SavedModel folder, in a .keras file, or by its weights.
 
         create_model_fn(): gives the Keras model that weights are for, with ModelType.SAVED_WEIGHTS.
-        load_model_args: for tf.saved_model.load() or keras.models.load_model().
+        load_model_args: for tf.saved_model.load() or keras.models.load_model(); weights take none.
         custom_weights: a file of weights that replace those of a Keras file.
         inference_fn(model, batch, inference_args, model_id): gives the answers to a batch: arrays, a list of one for each
             row, or PredictionResults. The model is a function of a tensor, a list or a dict of them.

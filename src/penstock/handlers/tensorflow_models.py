@@ -17,6 +17,8 @@ from penstock.errors import InputError, PenstockError, UsageError
 from penstock.handlers.array_answers import by_name
 from penstock.handlers.array_inputs import InputSpec
 
+SIGNATURE = "serving_default"  # what Keras and TensorFlow call the one that they write
+
 
 class ModelType(enum.Enum):
     """What is in the file."""
@@ -52,6 +54,10 @@ class TFSource:
             raise UsageError(f"model_type={self.model_type!r}: expected ModelType.SAVED_MODEL or ModelType.SAVED_WEIGHTS")
         if (self.model_type is ModelType.SAVED_WEIGHTS) != (self.create_model_fn is not None):
             raise UsageError("create_model_fn= and ModelType.SAVED_WEIGHTS go together: it makes the model for the weights")
+        if self.model_type is ModelType.SAVED_WEIGHTS:
+            self._refuse_of_models()
+        elif self.path.endswith(".keras"):
+            self._check_signature()
         if not self.trusted and self.load_model_args.get("safe_mode") is False:
             raise UsageError("load_model_args: safe_mode=False runs code from the file; pass trusted=True if you trust it")
         if self.model_type is ModelType.SAVED_MODEL and not self.trusted and not self.path.endswith(".keras"):
@@ -59,6 +65,20 @@ class TFSource:
                 f"{self.path!r}: to load a SavedModel, or an .h5 file of a whole model, can run code that is in it; pass "
                 "trusted=True if you made it or trust who did, or save the model as a .keras file, or its weights alone"
             )
+
+    def _refuse_of_models(self) -> None:
+        """UsageError for what says how a whole model is loaded: weights are loaded into what create_model_fn() makes."""
+        given = {"custom_weights": self.custom_weights, "load_model_args": self.load_model_args}
+        names = [f"{name}=" for name, value in given.items() if value]
+        if names or self.signature != SIGNATURE:
+            raise UsageError(
+                f"{' and '.join(names) or 'signature='}: for a whole model, but ModelType.SAVED_WEIGHTS loads the weights "
+                "in model_uri into what create_model_fn() makes; leave it out"
+            )
+
+    def _check_signature(self) -> None:
+        if self.signature != SIGNATURE:
+            raise UsageError(f"signature={self.signature!r} is for a SavedModel; a Keras file has none: leave it out")
 
     def at(self, path: str) -> TFSource:
         """Another file of the same kind, loaded in the same way and trusted alike."""
@@ -94,6 +114,7 @@ class TFSource:
     def _keras_model(self) -> TFModel:
         import tensorflow as tf
 
+        self._check_signature()
         options = {"compile": False, "safe_mode": not self.trusted, **self.load_model_args}
         model = tf.keras.models.load_model(self.path, **options)
         if self.custom_weights:

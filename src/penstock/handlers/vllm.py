@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.handlers.catalog import own_family
 from penstock.handlers.model_files import open_model_file
 from penstock.handlers.server_process import HOST, PORT, ServerCommand
 from penstock.handlers.servers import MODEL, ServerModelHandler
@@ -63,10 +63,11 @@ class VLLMServerModelHandler(ServerModelHandler):
 
     def _server_command(self) -> ServerCommand:
         made = super()._server_command()
-        if made.command[0] == sys.executable and importlib.util.find_spec("vllm") is None:
+        need = own_family("vllm").needs[0]
+        if made.command[0] == sys.executable and not need.is_met():
             raise UsageError(
-                f"vllm is not installed for {sys.executable}; run: pip install vllm, best in an environment of its own, and "
-                'give its interpreter: python="/path/of/that/venv/bin/python"'
+                f"vllm {need.problem() or 'is not installed'} for {sys.executable}; run: pip install --upgrade vllm, best "
+                'in an environment of its own, and give its interpreter: python="/path/of/that/venv/bin/python"'
             )
         return made
 

@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.inference.handler import ModelHandler
@@ -15,7 +17,8 @@ from penstock.version import __version__
 
 logger = logging.getLogger(__name__)
 
-_LIBRARIES = ("torch", "transformers", "sentence_transformers")
+GPUS = Path("/proc/driver/nvidia/gpus")  # one folder each
+_LIBRARIES = ("torch", "transformers", "sentence_transformers", "jax", "onnxruntime", "tensorflow")
 _AROUND = {"_preprocess_fns", "_postprocess_fns", "_no_batching", "_output_column", "_output_prefix", "calling"}
 
 
@@ -26,7 +29,7 @@ def search_key(handler: ModelHandler[Any, Any, Any]) -> str | None:
         return None
     try:
         return _key(handler)
-    except Exception as exc:  # settings that refer to themselves, say: nothing is kept then
+    except Exception as exc:  # settings that refer to themselves, or a GPU without a name: nothing is kept then
         logger.debug("no key for kept batch sizes: %s: %s", type(exc).__name__, exc)
         return None
 
@@ -37,24 +40,48 @@ def _key(handler: ModelHandler[Any, Any, Any]) -> str:
         "model": str(handler.model_id()),
         "by_length": handler.measures_length(),
         "settings": {name: _plain(value) for name, value in vars(handler).items() if name not in _AROUND},
-        "device": _device_name(handler),
+        "device": _device_names(handler),
         "penstock": __version__,
         **{name: str(getattr(sys.modules.get(name), "__version__", None)) for name in _LIBRARIES},
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _device_name(handler: ModelHandler[Any, Any, Any]) -> str | None:
-    """Of the GPU, by torch, if the model has brought it."""
+def _device_names(handler: ModelHandler[Any, Any, Any]) -> list[str]:
+    """Of the GPU, by torch, if the model has brought it; else of all that JAX, or the driver, knows of. LookupError for a
+    GPU that nobody can name."""
+    device = handler.accelerator()
+    by_torch = _name_by_torch(device)
+    if by_torch is not None:
+        return [by_torch]
+    names = _names_by_jax() or ([] if device is None else _names_by_driver())
+    if device is not None and not names:
+        raise LookupError(f"no name is known of the device {device!r}")
+    return names
+
+
+def _name_by_torch(device: str | None) -> str | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    device = handler.accelerator()
     try:
         name = torch.cuda.get_device_name(device if device is not None and device.startswith("cuda:") else None)
     except (RuntimeError, AssertionError, ValueError):  # the number of a GPU that this process does not see under it
         name = torch.cuda.get_device_name()
     return str(name)
+
+
+def _names_by_jax() -> list[str]:
+    """None where JAX has not started: asking it would start it, and that takes most of a GPU's memory."""
+    started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    if started is None or not started():
+        return []
+    return sorted({f"{device.platform} {device.device_kind}" for device in sys.modules["jax"].devices()})
+
+
+def _names_by_driver() -> list[str]:
+    found = [re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE) for path in GPUS.glob("*/information")]
+    return sorted({each[1].strip() for each in found if each is not None})
 
 
 def _plain(value: Any) -> Any:
