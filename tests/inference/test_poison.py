@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import threading
-
 import pytest
 
 import penstock as ps
+from penstock.testing import FaultyModelHandler
 
 ROWS = 100_000
 SEGFAULT, EXIT, HANG, NOT_PICKLABLE = ({base + 20_000 * n for n in range(5)} for base in (1_111, 4_444, 7_777, 9_999))
 RAISES = set(range(50, ROWS, 100))
 
 
-def kind_of(row):
-    if row in SEGFAULT or row in EXIT:
-        return "crashed"
-    if row in HANG:
-        return "timed out"
-    if row in NOT_PICKLABLE:
-        return "not picklable"
+KINDS = {
+    "segfault": "crashed",
+    "exit": "crashed",
+    "hang": "timed out",
+    "not picklable": "not picklable",
+    "out of memory": "out of memory",
+    "raise": "raised",
+}
+
+
+def fault_of(row):
+    for fault, rows in (("segfault", SEGFAULT), ("exit", EXIT), ("hang", HANG), ("not picklable", NOT_PICKLABLE)):
+        if row in rows:
+            return fault
     if row in RAISES:
-        return "out of memory" if row % 300 == 50 else "raised"
+        return "out of memory" if row % 300 == 50 else "raise"
     return None
-
-
-class Poisoned(ps.ModelHandler):
-    def load_model(self):
-        return 3
-
-    def run_inference(self, batch, model, inference_args=None):
-        answers = []
-        for row in batch:
-            if row in SEGFAULT:
-                ctypes.string_at(0)
-            if row in EXIT:
-                os._exit(3)
-            if row in HANG:
-                ctypes.PyDLL(None).sleep(1000)  # in C, with the interpreter's lock
-            if row in RAISES:
-                assert row % 300 != 150, "a check that fails"
-                raise MemoryError("too large") if row % 300 == 50 else ValueError("bad row")
-            answers.append(threading.Lock() if row in NOT_PICKLABLE else row * model)
-        return answers
 
 
 @pytest.mark.timeout(600)
 def test_every_kind_of_poison_costs_its_rows_alone():
-    bad = {row: kind for row in range(ROWS) if (kind := kind_of(row)) is not None}
+    bad = {row: KINDS[fault] for row in range(ROWS) if (fault := fault_of(row)) is not None}
     assert len(bad) == 1_020
     pipeline = ps.Pipeline(workers=2)
-    handled = ps.RunInference(Poisoned(max_batch_size=64)).with_exception_handling(timeout=1)
+    poisoned = FaultyModelHandler(fault_of, answer=lambda row: row * 3, max_batch_size=64)
+    handled = ps.RunInference(poisoned).with_exception_handling(timeout=1)
     good, failures = pipeline | ps.Create(range(ROWS)) | "Poison" >> handled
     tagged = (good | ps.Map(lambda answer: (answer, None)), failures.failed_inferences) | ps.Flatten()
     found = tagged.collect()
