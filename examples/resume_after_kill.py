@@ -38,7 +38,7 @@ def die_once(row: int, mark: str) -> int:
 
 
 def job(folder: Path) -> None:
-    """With run_dir, what is done is in a journal; the same command again goes on from there."""
+    """With run_dir, what is done is in a journal; the same command again resumes from there."""
     with ps.Pipeline(run_dir=folder / "run", workers=0) as pipeline:
         rows = pipeline | ps.Create(range(ROWS)) | ps.Map(die_once, str(folder / "killed"))
         rows | ps.RunInference(Doubler()) | ps.WriteToText(folder / "doubled")

@@ -200,7 +200,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     settings = {} if arguments.address is None else {"address": arguments.address}
     if settings and arguments.engine != "ray":
         raise UsageError(f"--address {arguments.address}: it is for --engine ray")
-    session = _Session(explains=arguments.command == "explain")
+    session = _ScriptEngine(explains=arguments.command == "explain")
 
     def override(engine: Engine, options: RunOptions) -> tuple[Engine, RunOptions]:
         session.engine = engine if arguments.engine is None else engine_named(arguments.engine, **settings)
@@ -226,7 +226,7 @@ def _is_text(path: str) -> bool:
         return False
 
 
-def _execute(script: str, session: _Session) -> int:
+def _execute(script: str, session: _ScriptEngine) -> int:
     path = os.path.abspath(script)
     try:
         names = runpy.run_path(path, run_name="__main__")  # __file__ is as Python itself has it
@@ -248,7 +248,7 @@ def _execute(script: str, session: _Session) -> int:
     return 0
 
 
-class _Session:
+class _ScriptEngine:
     """Stands before a script's own engine, counts what comes by, and runs or explains it."""
 
     def __init__(self, *, explains: bool) -> None:

@@ -26,7 +26,7 @@ class RunOptions:
     deterministic: bool = False  # batches inside a split only, in one fixed way; random numbers that repeat
     seed: int | None = None  # of the random numbers of a deterministic run; None: 0
     progress: bool | None = None  # lines on stderr, live ones in a terminal, and a summary; False: neither
-    run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it goes on
+    run_dir: str | os.PathLike[str] | None = None  # a folder for the run's journal: run it again, and it is resumed
     fresh: bool = False  # forget the run that is in run_dir, and start over
     accept_changes: tuple[str, ...] = ()  # resume although these have changed: some of CHANGES
     input_digests: bool | None = None  # of the files in the manifest; None: if they are at most 1 GiB together

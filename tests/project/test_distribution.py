@@ -110,5 +110,6 @@ def test_the_wheel_and_the_source_archive_hold_the_package(built):
 def test_the_source_archive_is_built_into_a_wheel(built, tmp_path):
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, one(built, "*.tar.gz"))
     run(*command, cwd=tmp_path)
+    check_installed(tmp_path, sys.executable, one(tmp_path, "*.whl"))
     with zipfile.ZipFile(one(tmp_path, "*.whl")) as again, zipfile.ZipFile(one(built, "*.whl")) as wheel:
         assert sorted(again.namelist()) == sorted(wheel.namelist())

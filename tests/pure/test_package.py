@@ -264,6 +264,6 @@ def test_no_two_classes_have_one_name():
     for path in SOURCE.rglob("*.py"):
         if path.parent.name != "beam":
             for node in tree_of(path).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if isinstance(node, ast.ClassDef):
                     homes[node.name].append(path.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-SLOW = 60.0  # seconds that a call may take before it is told of
+SLOW = 60.0  # seconds that a call may take before it is logged
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Whether a run that goes on is the run that was begun: its pipeline, code, handlers, models and inputs."""
+"""Whether a run that is resumed is the run that was started: its pipeline, code, handlers, models and inputs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def main(descriptor: str, threads: str, around: str) -> None:
         faulthandler.enable()
     with seldom_collected():
         sessions = ProcessSessions(Metrics(), Surroundings(**json.loads(around)))
-        _Worker(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
+        _WorkerSide(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
     _leave()
 
 
@@ -56,7 +56,7 @@ def _leave() -> None:
     os._exit(0)
 
 
-class _Worker:
+class _WorkerSide:
     def __init__(self, channel: Channel, threads: int, sessions: ProcessSessions) -> None:
         self._channel = channel
         self._sending = threading.Lock()  # threads that run splits, and the main thread, write to one channel

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Member:
+class _LocalWorker:
     """A worker. The fleet owns its process, its channel and its pidfd; _forget() and _end() end them."""
 
     process: WorkerProcess
@@ -45,8 +45,8 @@ class ProcessFleet:
         self._around = around
         self._guardian = guardian
         # The coordinator's thread alone uses all of this, so that nothing has a lock; other threads use _bell, in wake().
-        self._members: dict[int, _Member] = {}  # by worker; those that are watched
-        self._leaving: list[_Member] = []  # were told to leave, and are not watched; close() waits for them
+        self._members: dict[int, _LocalWorker] = {}  # by worker; those that are watched
+        self._leaving: list[_LocalWorker] = []  # were told to leave, and are not watched; close() waits for them
         self._selector = selectors.DefaultSelector()
         self._rung, self._bell = socket.socketpair()  # other threads ring: see wake()
         self._bell.setblocking(False)  # whoever rings never waits
@@ -58,7 +58,7 @@ class ProcessFleet:
         process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
         self._guardian.started(process.pid)  # at once: if this process is killed before, the worker sees its socket close
         pidfd = open_pidfd(process.pid)
-        self._members[worker] = _Member(process, pidfd)
+        self._members[worker] = _LocalWorker(process, pidfd)
         self._selector.register(process.channel, selectors.EVENT_READ, worker)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, worker)
@@ -133,7 +133,7 @@ class ProcessFleet:
         self._end(member)
         return Died(describe_exit(code), killed=(code or 0) < 0)
 
-    def _forget(self, worker: int) -> _Member:
+    def _forget(self, worker: int) -> _LocalWorker:
         member = self._members.pop(worker)
         self._selector.unregister(member.process.channel)  # before they are closed: numbers are used again
         if member.pidfd is not None:
@@ -141,7 +141,7 @@ class ProcessFleet:
             os.close(member.pidfd)
         return member
 
-    def _end(self, member: _Member) -> None:
+    def _end(self, member: _LocalWorker) -> None:
         member.process.kill()
         member.process.close()
         self._guardian.ended(member.process.pid)  # last: until it is gone the guardian may have to kill it
