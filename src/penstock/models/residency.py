@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
 from penstock.models.budget import MemoryBudget
+from penstock.models.evictions import Evictions, HeldModel
 from penstock.models.room import Room
 from penstock.models.uses import KILLS, Model, Uses
 
@@ -51,18 +51,6 @@ class Refuse(NamedTuple):
 
 
 Step: TypeAlias = LoadNow | UnloadNow | Admit | Refuse
-
-
-@dataclass(slots=True)
-class _Held:
-    """A model in a copy: it is loaded, or will be soon."""
-
-    copy: int
-    bytes: int  # known, or guessed while it loads
-    loading: bool = True
-    beside: bool = False  # other loads, or calls, so that what its process grew by is not its size alone
-    admitting: bool = False  # the rows that waited for it are about to be let in
-    closing: bool = False  # new rows wait, so that it can be unloaded
 
 
 class Copies:
@@ -102,7 +90,8 @@ class Residency(Generic[T]):
         self.room = Room(budget, copies, apart)
         self._ready = [False] * (copies + apart)
         self._loading: dict[Model, int] = {}
-        self._held: OrderedDict[Model, _Held] = OrderedDict()  # the one that was needed longest ago first
+        self._held: OrderedDict[Model, HeldModel] = OrderedDict()  # the one that was needed longest ago first
+        self._evictions = Evictions(self._held, self.room, self.uses, lambda model: self.in_use(model))
         self._absent: OrderedDict[Model, list[Entry[T]]] = OrderedDict()  # the one whose oldest row is oldest first
         self._closing: Model | None = None
         self._lacks_room = False  # the first that waits for a copy which could load it does
@@ -241,7 +230,7 @@ class Residency(Generic[T]):
         """What is to be done, in this order; it counts as begun."""
         too_large, self._too_large = [model for model in self._too_large if model in self._held], []
         steps: list[Step] = [*map(self._unload, too_large)]
-        steps += map(self._unload, self._too_much())
+        steps += map(self._unload, self._evictions.too_much())
         self.draining, self._due, self._lacks_room, self.is_blocked = None, None, False, False
         for model in self._arrived:
             self.put_first(model)
@@ -253,7 +242,9 @@ class Residency(Generic[T]):
                 steps.append(Refuse(model, self.uses.is_too_large(self.uses[model].bytes)))
             elif (held := self._held.get(model)) is not None:
                 if not held.closing or not self.in_use(model):
-                    self._reopen(model)
+                    held.closing, held.admitting = False, True
+                    if self._closing == model:
+                        self._closing = None
                     steps.append(Admit(model, held.copy))
             elif (found := self._room_for(model, entries, now)) is not None:
                 copy, victims = found
@@ -273,7 +264,7 @@ class Residency(Generic[T]):
                 del self._expected[model]
                 continue
             for copy in self._free_copies(model):
-                if self._victims(model, copy) == []:
+                if self._evictions.victims(model, copy) == []:
                     steps.append(LoadNow(model, copy))
                     self._hold(model, copy)
                     break
@@ -283,29 +274,11 @@ class Residency(Generic[T]):
         """When decide() should be asked again, if nothing happens before."""
         return self._due if self._closing is None and not self._loading else None
 
-    def _too_much(self) -> list[Model]:
-        """What goes because others turned out larger than was guessed."""
-        victims: list[Model] = []
-        least, left = int(self.budget.is_soft), list(self.room.models)
-        for where, over in self.room.over().items():
-            for model, held in self._held.items():
-                if over <= 0:
-                    break
-                is_there = self.room.are_together(where, held.copy)
-                if is_there and left[held.copy] > least and self._is_idle(model, held):
-                    victims.append(model)
-                    over -= held.bytes
-                    left[held.copy] -= 1
-        return victims
-
-    def _is_idle(self, model: Model, held: _Held) -> bool:
-        return not (held.loading or held.admitting or self.in_use(model))
-
     def _room_for(self, model: Model, entries: list[Entry[T]], now: float) -> tuple[int, list[Model]] | None:
         """The copy that may load it now, and what has to go for it."""
         copies = self._free_copies(model)
         for copy in copies:
-            if (victims := self._victims(model, copy)) is not None:
+            if (victims := self._evictions.victims(model, copy)) is not None:
                 return copy, victims
         if copies:
             self._lacks_room = True
@@ -330,48 +303,21 @@ class Residency(Generic[T]):
             return []
         return free[:1] if is_suspect else free
 
-    def _victims(self, model: Model, copy: int) -> list[Model] | None:
-        """What has to go for it; None if not enough can."""
-        if self.uses[model].crowded:
-            others = {other: held for other, held in self._held.items() if self._can_help(held, copy, slots=1)}
-            return list(others) if all(self._is_idle(*other) for other in others.items()) else None
-        free, room = self.room.left(copy), self.uses.guess(model)
-        victims: list[Model] = []
-        candidates = iter(self._held.items())
-        while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):
-            for victim, held in candidates:
-                if self._can_help(held, copy, free[1]) and self._is_idle(victim, held):
-                    break
-            else:
-                return None
-            victims.append(victim)
-            free = free[0] + held.bytes, free[1] + (held.copy == copy)
-        return victims
-
-    def _can_help(self, held: _Held, copy: int, slots: float) -> bool:
-        """Whether it helps a copy that may take so many more models if this one goes."""
-        return held.copy == copy or (slots >= 1 and self.room.are_together(held.copy, copy))
-
     def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
         due, slots = entries[0].arrived + PATIENCE if entries else now, self.room.left(copy)[1]
         if now < due:
             self._due = due
         for model, held in self._held.items() if now >= due and self._closing is None else ():
-            if not held.loading and self._can_help(held, copy, slots):
+            if not held.loading and self._evictions.can_help(held, copy, slots):
                 held.closing, self._closing = True, model
                 return
-
-    def _reopen(self, model: Model) -> None:
-        self._held[model].closing, self._held[model].admitting = False, True
-        if self._closing == model:
-            self._closing = None
 
     def _hold(self, model: Model, copy: int) -> None:
         others = [other for other, where in self._loading.items() if where == copy]
         for other in others:
             self._held[other].beside = True
-        self._held[model] = _Held(copy, self.uses.guess(model), beside=bool(others) or self._doing.is_running(copy))
+        self._held[model] = HeldModel(copy, self.uses.guess(model), beside=bool(others) or self._doing.is_running(copy))
         self._loading[model] = copy
         self.room.add(copy, self._held[model].bytes, 1)
 
