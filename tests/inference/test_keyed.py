@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -15,9 +16,13 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.inference.served import host_spec
 from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.models.memory import available_bytes
+from penstock.models.place import Surroundings, choose_place
+from penstock.models.residency import Residency
 from penstock.observe.metrics import Metrics
 
 WAYS = {
@@ -411,9 +416,92 @@ def test_a_model_larger_than_the_budget_costs_its_rows_alone(way):
     assert good == [answer for answer in answers_of(rows) if answer[0] != "k1"]
     assert [row for row, _ in bad] == [row for row in rows if row[0] == "k1"]
     assert bad[0][1].kind == "out of memory"
-    assert "takes 52.4 MB, and the budget is " in bad[0][1].message
+    shared = " in each of 2 workers, 40 MB in all" if way is WAYS["workers"] else ""
+    budget = "20 MB" if shared else "40 MB"
+    assert f"takes 52.4 MB, and the budget is {budget}{shared} (memory_budget): " in bad[0][1].message
     with pytest.raises((ModelLoadError, StepError), match="the model of key 'k1' takes 52.4 MB"):
         run(way, rows, handler)
+
+
+class Third(Scale):
+    """Its model says that it takes a third of the memory that is free, and rather more: less than a step alone may have."""
+
+    def load_model(self):
+        return {"number": self.number}
+
+    def model_bytes(self, model):
+        return int(0.36 * available_bytes())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_without_a_budget_have_what_is_free_together(steps):
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create([("k0", 1), ("k1", 2)])
+    failed = []
+    for n in range(steps):
+        _, bad = rows | f"m{n}" >> ps.RunInference(mapped(1, {}, Third, default=Third(1))).with_exception_handling()
+        failed.append(bad | f"of {n}" >> ps.Map(lambda row: (row[0][0], row[1].message)))
+    rows | "has one" >> ps.RunInference(mapped(2, {}, memory_budget="1GB"))
+    made = (failed | ps.Flatten()).collect()
+    assert len(made) == (0 if steps == 1 else 4)
+    assert all("(memory_budget, by default a share of what is free)" in message for _, message in made)
+
+
+def explained(handler, steps=1, **settings):
+    """What is said of the steps with models."""
+    pipeline = ps.Pipeline(**settings)
+    rows = pipeline | ps.Create([(n % 12, n) for n in range(2000)])
+    for n in range(steps):
+        rows | f"m{n}" >> ps.RunInference(handler) | f"text {n}" >> ps.Map(str) | f"out{n}" >> ps.WriteToText(f"out{n}")
+    return [line for line in pipeline.explain().splitlines() if line.strip().startswith("m")]
+
+
+def gigabytes(line):
+    return float(re.search(r"at most ([\d.]+) GB at once", line)[1])
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["workers", "host"])
+def test_explain_says_what_models_may_take_and_how_many_that_is(folder, place):
+    def lines(steps, **options):
+        handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile(**place), **options)
+        return explained(handler, steps, workers=2)
+
+    (alone,) = lines(1)
+    assert ", all 12 of them" in alone
+    shares = [gigabytes(line) for line in lines(3)]
+    assert shares == pytest.approx([gigabytes(alone) / 3] * 3, rel=0.1)
+    assert [gigabytes(line) for line in lines(2, memory_budget="4GB")] == [4 if place else 2] * 2
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 12
+    budget = int(5.5 * size * (1 if place else 2))
+    assert ", about 5 of them" in lines(1, memory_budget=budget)[0]
+    assert ", about 3 of them" in lines(1, max_models_per_worker_hint=3)[0]
+
+
+class OnGpu(FromFile):
+    def accelerator(self):
+        return "gpu"
+
+
+def test_explain_says_that_models_on_a_gpu_have_its_memory(folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu())
+    assert "at most 80% of the memory that is free on its GPU at once" in explained(handler)[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert "at most 40% of the memory that is free on each GPU at once" in explained(handler, 2)[1]
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu(), memory_budget="4GB")
+    assert "at most 4 GB on each GPU at once, all 12 of them" in explained(handler)[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "GPU" not in explained(handler)[0]
+
+
+def test_models_on_a_gpu_may_take_more_than_there_is_ram(folder):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu())
+    spec, around = InferenceSpec.of(handler), Surroundings(workers=2, gpus=("0", "1"), default_budgets=2)
+    place = choose_place(spec.wishes(), around)
+    residency = Residency(host_spec("m", "m", spec, place, around).budget, lambda model: False, copies=place.copies)
+    residency.ready(0, 10**15)
+    residency.ready(1, 10**15)
+    assert residency.budget.bytes == 10**15 // 2
 
 
 # Many threads.

@@ -174,7 +174,9 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
     handler = spec.handler
     many = handler if isinstance(handler, ModelsByKey) else None
     served: ServedModel | ServedPlace = _served(key, step, spec, place, around)
-    budget = None if many is None else many.budget_or_default()._replace(of_each=bool(place.devices))
+    budget = None if many is None else many.budget_or_default(around.default_budgets)
+    if budget is not None and not budget.by_default:  # else of each is what its device has, once that is known
+        budget = budget._replace(of_each=bool(place.devices))
     own_limits = {} if many is None else _own_limits(many)
     if place.shared:
         members = {at_place(each): (each, _as_run(member, spec)) for each, member in spec.neighbours.items()}

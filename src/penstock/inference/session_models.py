@@ -77,7 +77,7 @@ class ManyModels:
         self._memory = FreedMemory()
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
-        budget = models.budget_or_default().shared(owner.around.workers)
+        budget = models.budget_or_default(owner.around.default_budgets).shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
         self._residency.ready(0, models.device_bytes() if budget.by_default else None)
         for model, (limits, by_length) in models.own_limits().items():
@@ -194,8 +194,8 @@ class ManyModels:
         """Its rows have failed, where that is handled; else the run has."""
         model, lane = str(step.model), entry.item.lane
         if step.too_large:
-            size, budget = self._residency.uses[step.model].bytes, self._residency.budget.bytes or 0
-            origin: BaseException = MemoryError(told_too_large(model, size, budget))
+            size = self._residency.uses[step.model].bytes
+            origin: BaseException = MemoryError(told_too_large(model, size, self._residency.budget))
             error: PenstockError = ModelLoadError(f"step {lane.step!r}: {origin}")
         else:
             raised = self._errors[model]

@@ -197,8 +197,8 @@ class KeyedModels(Copies):
 
     def _refusal(self, model: Model, entries: list[Entry[Parcel]], too_large: bool) -> Refusal:
         if too_large:
-            size, budget = self.residency.uses[model].bytes, self.residency.budget.bytes or 0
-            return Refusal(model, entries, OUT_OF_MEMORY, told_too_large(model, size, budget))
+            message = told_too_large(model, self.residency.uses[model].bytes, self.residency.budget)
+            return Refusal(model, entries, OUT_OF_MEMORY, message)
         why = self._why.get(model, "")
         what = f"{of_key(model)} could not be loaded, in {ATTEMPTS} attempts: {_reason(why)}"
         return Refusal(model, entries, LOADING, what, why if isinstance(why, LoadFailed) else None)

@@ -25,6 +25,7 @@ class Surroundings:
     seed: int | None = None  # of a deterministic run
     run_dir: str = ""  # of a run that can be resumed
     run: str = ""  # its id, the same when it is resumed
+    default_budgets: int = 1  # steps with many models and no budget of their own: they have what is free together
     nodes_file: str = ""  # that says how many nodes of a cluster may have workers of this pool; empty: there is one machine
 
     @property

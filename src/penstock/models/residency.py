@@ -157,7 +157,8 @@ class Residency(Generic[T]):
         """Models can be loaded there. device_bytes: that are free on the device that they are loaded on."""
         self._ready[copy] = True
         if device_bytes is not None and self.budget.by_default and not self.room.taken(copy):
-            least = min(device_bytes, self.budget.bytes or device_bytes) if self.budget.of_each else device_bytes
+            own = device_bytes // self.budget.steps
+            least = min(own, self.budget.bytes or own) if self.budget.of_each else own
             self.room.budget = self.budget._replace(bytes=least, of_each=True)
             self.uses.limit = None if self.budget.is_soft else least
 
