@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.inference.models_by_key import WINDOW
 from penstock.inference.served import host_spec
 from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
@@ -582,6 +583,33 @@ def test_keys_in_the_worst_order(counted):
     assert max(MOST) == 1
     assert sum(LOADS.values()) == 200
     assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 200
+
+
+BEGUN, ENDED, UNDER_WAY = [], [], []  # rows in front of a model, those behind it, and how many were between
+
+
+def begin(row):
+    BEGUN.append(None)
+    UNDER_WAY.append(len(BEGUN) - len(ENDED))
+    return row
+
+
+def end(row):
+    ENDED.append(None)
+    return row
+
+
+def test_threads_have_the_rows_that_may_wait_together():
+    for noted in (BEGUN, ENDED, UNDER_WAY):
+        noted.clear()
+    rows = rows_of(80_000, 100)
+    pipeline = ps.Pipeline(workers=0, threads_per_worker=4)
+    answers = (
+        pipeline | ps.Create(rows) | ps.Map(begin) | "m" >> ps.RunInference(mapped(100, {}, max_models_per_worker_hint=1))
+    )
+    assert (answers | ps.Map(end)).collect() == answers_of(rows)
+    assert max(UNDER_WAY) <= 2 * WINDOW, "with the blocks on their way to the model and from it"
+    assert pipeline.result.metrics.counter("model_loads") <= 100 * (len(rows) / WINDOW + 4)
 
 
 def test_ten_thousand_keys_cost_nothing_by_themselves():

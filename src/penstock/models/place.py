@@ -15,6 +15,7 @@ class Surroundings:
 
     folder: str = ""  # of the run's hosts; empty: there is no run, and models are in the process
     workers: int = 1  # processes that may hold a copy each
+    slots: int = 1  # splits that each of these runs at a time
     cores: int = 1  # of the machine
     threads: int = 1  # that may call a model at once, each with its share of the cores: those of a short job
     element_timeout: float | None = None

@@ -90,9 +90,10 @@ class Pools:
 
 
 def surroundings(options: RunOptions, machine: Machine, pools: Pools | None = None, run: str | None = None) -> Surroundings:
-    """What a process of this run knows about it, but for the number of its neighbours."""
+    """What a process of this run knows about it, but for the number of its neighbours and of their threads."""
     return Surroundings(
         folder=own_run_folder(run) if run else "",
+        slots=pools.slots if pools is not None and pools.in_process else 1,
         cores=machine.cores,
         threads=pools.slots if pools is not None and pools.short else 1,
         element_timeout=options.element_timeout,
