@@ -400,6 +400,22 @@ def test_a_load_that_always_fails_costs_its_rows_alone(way, folder):
         run(way, rows, handler)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_limit_of_loads_that_has_no_effect_is_told(workers, caplog):
+    def told(handler, timeout=None, **options):
+        caplog.clear()
+        pipeline = ps.Pipeline(workers=workers, **options)
+        rows = pipeline | ps.Create([("k0", 1), ("k1", 2)])
+        good, _ = rows | "m" >> ps.RunInference(handler).with_exception_handling(timeout=timeout)
+        assert sorted(good.collect()) == [("k0", 1000), ("k1", 2001)]
+        return "step 'm': load_timeout=300 does not limit its model" in caplog.text
+
+    assert told(mapped(2, {}), load_timeout=300)
+    assert not told(mapped(2, {}))
+    assert not told(mapped(2, {"large_model": True}), load_timeout=300)
+    assert not told(mapped(2, {}), load_timeout=300, timeout=60)
+
+
 class Weighs(Scale):
     """Model 1 is larger than the others."""
 
