@@ -236,6 +236,16 @@ def test_a_model_larger_than_the_budget_fails_its_rows_with_both_numbers(hosts):
     assert host.names_and_rows(("small", [1])) == [("small", 1)]
 
 
+def test_a_model_that_is_larger_than_the_budget_by_itself_is_loaded_once(hosts):
+    host = hosts(budget=100 * MB, handling=Handling())
+    host.model("first", "beside", bytes=MB)
+    host.model("huge", bytes=300 * MB)
+    host.ask(("first", [1]))
+    got = host.ask(("huge", [2]), ("beside", [3]))
+    assert [answer and answer[:2] for answer in got.answers] == [None, ("beside", 3)]
+    assert loads(host.folder).count("huge") == 1, "its arrays are its own, whatever is loaded beside it"
+
+
 def test_a_model_larger_than_the_budget_ends_the_run_where_errors_are_not_handled(hosts):
     host = hosts(budget=50 * MB)
     host.model("huge", bytes=100 * MB)

@@ -6,8 +6,11 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import types
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -736,6 +739,58 @@ def test_models_that_something_keeps_are_told_of(caplog):
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
     assert "something keeps the memory of models that were unloaded" in caplog.text
+
+
+class Node:
+    """A model that refers to itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+NODES: weakref.WeakSet = weakref.WeakSet()
+
+
+class Cyclic(Scale):
+    """Answers say how many models there are in this process."""
+
+    def accelerator(self):
+        return "gpu"
+
+    def load_model(self):
+        node = Node()
+        NODES.add(node)
+        return node
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(NODES)] * len(batch)
+
+
+class Cuda:
+    """What is used of torch.cuda."""
+
+    def __init__(self):
+        self.emptied = 0
+
+    def is_initialized(self):
+        return True
+
+    def empty_cache(self):
+        self.emptied += 1
+
+    def device_count(self):
+        return 0
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["here", "host"])
+def test_models_on_devices_are_gone_when_the_next_is_loaded(place, monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    rows = rows_of(60, 10)
+    made, _ = run(WAYS["here"], rows, mapped(10, place, Cyclic, max_models_per_worker_hint=1, memory_budget="1GB"))
+    assert made == [(key, 1) for key, _ in rows]
+    if not place:
+        assert cuda.emptied == 9, "what torch keeps for later, others can use now"
 
 
 # Handlers that misbehave.

@@ -75,6 +75,7 @@ class ManyModels:
         self._leases: Counter[Hashable] = Counter()  # batches that run, by model
         self._to_load: deque[str] = deque()  # decided on, and no thread has begun; each is popped by one
         self._memory = FreedMemory()
+        self._on_device = models.accelerator() is not None
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
         budget = models.budget_or_default(owner.around.default_budgets).shared(owner.around.workers)
@@ -158,12 +159,13 @@ class ManyModels:
                 raise  # Ctrl-C
         finally:
             self._changed.acquire()  # whatever was raised: the caller holds it, and releases it
-            self._memory.loaded(model, None if loaded is None else loaded.bytes)
             if loaded is not None:
+                self._memory.loaded(model, loaded.in_ram, on_device=self._on_device or bool(loaded.devices))
                 self._errors.pop(model, None)
-                self._residency.loaded(model, loaded.bytes, loaded.seconds)
+                self._residency.loaded(model, loaded.bytes, loaded.seconds, loaded.certain)
                 self._measures.loaded(loaded.seconds, loaded.bytes)
             else:
+                self._memory.load_failed()
                 no_memory = self._residents.is_out_of_memory(model, self._errors[model])
                 self._residency.load_failed(model, no_memory=no_memory)
                 self._tell_attempt(model)

@@ -73,10 +73,10 @@ class KeyedModels(Copies):
         self.residency.ready(copy, device_bytes)
         self._stale = True
 
-    def loaded(self, copy: int, model: str, size: int, seconds: float) -> None:
+    def loaded(self, copy: int, model: str, size: int, seconds: float, certain: int = 0) -> None:
         if self._copies[copy].loads.pop(model, None) is not None:
             self._why.pop(model, None)
-            self.residency.loaded(model, size, seconds)
+            self.residency.loaded(model, size, seconds, certain)
             self._stale = True
 
     def resized(self, model: str, size: int) -> None:

@@ -162,12 +162,14 @@ class Residency(Generic[T]):
             self.room.budget = self.budget._replace(bytes=least, of_each=True)
             self.uses.limit = None if self.budget.is_soft else least
 
-    def loaded(self, model: Model, size: int, seconds: float) -> None:
-        """It is there; decide() says what becomes of the rows that wait for it."""
+    def loaded(self, model: Model, size: int, seconds: float, certain: int = 0) -> None:
+        """It is there; decide() says what becomes of the rows that wait for it. certain: bytes of it that are its own,
+        whatever ran beside it."""
         held = self._held[model]
         del self._loading[model]
         too_large = self.uses.is_too_large(size)
-        in_doubt = too_large and (held.beside or self._doing.is_running(held.copy))
+        is_beside = held.beside or self._doing.is_running(held.copy)
+        in_doubt = too_large and is_beside and not self.uses.is_too_large(certain)
         self.uses.loaded(model, size, seconds, in_doubt=in_doubt)
         self.room.add(held.copy, size - held.bytes, 0)
         held.bytes, held.loading, held.admitting = size, False, model in self._absent
