@@ -27,7 +27,9 @@ from penstock.inference.stream import open_stream
 from penstock.models.memory import available_bytes
 from penstock.models.place import Surroundings, choose_place
 from penstock.models.residency import Residency
-from penstock.observe.metrics import Metrics
+from penstock.observe.metrics import MetricKey, Metrics, ModelUse
+from penstock.observe.result import RunResult
+from penstock.observe.summary import models as models_told
 
 WAYS = {
     "here": ({"workers": 0}, {}),
@@ -640,6 +642,23 @@ def test_ten_thousand_keys_cost_nothing_by_themselves():
     assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 3
 
 
+def test_the_last_words_name_the_ten_models_that_took_longest_to_load():
+    uses = {MetricKey("m", "", f"k{n}"): ModelUse(1000, n + 1, n, 5, seconds=n / 10) for n in range(12)}
+    metrics = Metrics(models={MetricKey("other", "", "only"): ModelUse(1, 1, seconds=2.0), **uses})
+    other, line = models_told(RunResult(run="r", seconds=1.0, counts={}, metrics=metrics, outputs=[], splits=1))
+    assert other == "step 'other': 1 models, 1 loads in 2.0 s; most: only (1 x, 2 s)"
+    told, _, most = line.partition("; most: ")
+    assert told == "step 'm': 12 models, 78 loads in 6.6 s"
+    assert most.split("), ") == [f"k{n} ({n + 1} x, {n / 10:.2g} s" for n in range(11, 2, -1)] + ["k2 (3 x, 0.2 s)"]
+
+
+def test_a_run_ends_with_what_its_models_have_cost(capfd, tmp_path):
+    with ps.Pipeline(workers=0) as p:
+        rows = p | ps.Create(rows_of(100, 3)) | "m" >> ps.RunInference(mapped(3, {}, memory_budget="1GB"))
+        rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+    assert "penstock: step 'm': 3 models, 3 loads in " in capfd.readouterr().err
+
+
 # Resuming.
 
 
@@ -738,7 +757,8 @@ def test_models_that_something_keeps_are_told_of(caplog):
     made, _ = run(WAYS["here"], rows_of(100, 20), handler)
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
-    assert "something keeps the memory of models that were unloaded" in caplog.text
+    assert caplog.text.count("something keeps the memory of models that were unloaded") == 1
+    assert "with large_model=True on their handlers, models have a process of their own" in caplog.text
 
 
 class Node:

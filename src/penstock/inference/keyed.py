@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.display import Look
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model_keys import Mapped, OfKey, Pattern
@@ -79,6 +80,10 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
 
     def model_files(self) -> Sequence[str]:
         return self.unkeyed.model_files()
+
+    def _look(self) -> Look:
+        models = self.unkeyed
+        return Look(f"{type(self).__name__}({models.describe()})") if isinstance(models, ModelsByKey) else super()._look()
 
     def _set(
         self, of_key: OfKey, most: int | None, budget: str | int | None, default: Handler | None, key_column: str | None

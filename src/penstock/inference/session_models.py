@@ -186,8 +186,9 @@ class ManyModels:
             self._has_warned = True
             held, expected = map(bytes_told, leak)
             logger.warning(
-                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected; "
-                "with large_model=True they have a process that is started again then",
+                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected, and "
+                "may grow further (this is said once); with large_model=True on their handlers, models have a process of "
+                "their own, which is started again then",
                 held,
                 expected,
             )
