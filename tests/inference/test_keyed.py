@@ -642,6 +642,42 @@ def test_ten_thousand_keys_cost_nothing_by_themselves():
     assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 3
 
 
+class Counts(Scale):
+    """Answers say what this process has: threads, descriptors, processes of its own."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [had()] * len(batch)
+
+
+def had():
+    children = [
+        int(pid) for task in os.listdir("/proc/self/task") for pid in read(f"/proc/self/task/{task}/children").split()
+    ]
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), len(children)
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:  # of a thread that is gone
+        return ""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="they are counted in /proc")
+@pytest.mark.parametrize(("place", "keys"), [({}, 10_000), ({"large_model": True}, 2000)], ids=["here", "host"])
+def test_thousands_of_keys_that_are_used_need_no_more_threads_descriptors_or_processes(place, keys):
+    few, _ = run(WAYS["here"], rows_of(300, 3), mapped(3, place, Counts, max_models_per_worker_hint=2))
+    before = had()
+    many, metrics = run(WAYS["here"], rows_of(10_000, keys), mapped(10_000, place, Counts, max_models_per_worker_hint=100))
+    assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == keys
+    most = [max(answer[at] for _, answer in few) for at in range(3)]
+    for at, slack in enumerate((1, 3, 0)):  # a load may be under way beside a call
+        assert max(answer[at] for _, answer in many) <= most[at] + slack
+    if not place:
+        assert had() == before
+
+
 def test_the_last_words_name_the_ten_models_that_took_longest_to_load():
     uses = {MetricKey("m", "", f"k{n}"): ModelUse(1000, n + 1, n, 5, seconds=n / 10) for n in range(12)}
     metrics = Metrics(models={MetricKey("other", "", "only"): ModelUse(1, 1, seconds=2.0), **uses})
