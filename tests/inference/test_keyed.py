@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
 import threading
 import time
+import types
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -15,10 +19,17 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.inference.models_by_key import WINDOW
+from penstock.inference.served import host_spec
 from penstock.inference.session import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
-from penstock.observe.metrics import Metrics
+from penstock.models.memory import available_bytes
+from penstock.models.place import Surroundings, choose_place
+from penstock.models.residency import Residency
+from penstock.observe.metrics import MetricKey, Metrics, ModelUse
+from penstock.observe.result import RunResult
+from penstock.observe.summary import models as models_told
 
 WAYS = {
     "here": ({"workers": 0}, {}),
@@ -394,6 +405,22 @@ def test_a_load_that_always_fails_costs_its_rows_alone(way, folder):
         run(way, rows, handler)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_limit_of_loads_that_has_no_effect_is_told(workers, caplog):
+    def told(handler, timeout=None, **options):
+        caplog.clear()
+        pipeline = ps.Pipeline(workers=workers, **options)
+        rows = pipeline | ps.Create([("k0", 1), ("k1", 2)])
+        good, _ = rows | "m" >> ps.RunInference(handler).with_exception_handling(timeout=timeout)
+        assert sorted(good.collect()) == [("k0", 1000), ("k1", 2001)]
+        return "step 'm': load_timeout=300 does not limit its model" in caplog.text
+
+    assert told(mapped(2, {}), load_timeout=300)
+    assert not told(mapped(2, {}))
+    assert not told(mapped(2, {"large_model": True}), load_timeout=300)
+    assert not told(mapped(2, {}), load_timeout=300, timeout=60)
+
+
 class Weighs(Scale):
     """Model 1 is larger than the others."""
 
@@ -411,9 +438,92 @@ def test_a_model_larger_than_the_budget_costs_its_rows_alone(way):
     assert good == [answer for answer in answers_of(rows) if answer[0] != "k1"]
     assert [row for row, _ in bad] == [row for row in rows if row[0] == "k1"]
     assert bad[0][1].kind == "out of memory"
-    assert "takes 52.4 MB, and the budget is " in bad[0][1].message
+    shared = " in each of 2 workers, 40 MB in all" if way is WAYS["workers"] else ""
+    budget = "20 MB" if shared else "40 MB"
+    assert f"takes 52.4 MB, and the budget is {budget}{shared} (memory_budget): " in bad[0][1].message
     with pytest.raises((ModelLoadError, StepError), match="the model of key 'k1' takes 52.4 MB"):
         run(way, rows, handler)
+
+
+class Third(Scale):
+    """Its model says that it takes a third of the memory that is free, and rather more: less than a step alone may have."""
+
+    def load_model(self):
+        return {"number": self.number}
+
+    def model_bytes(self, model):
+        return int(0.36 * available_bytes())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_without_a_budget_have_what_is_free_together(steps):
+    pipeline = ps.Pipeline(workers=0)
+    rows = pipeline | ps.Create([("k0", 1), ("k1", 2)])
+    failed = []
+    for n in range(steps):
+        _, bad = rows | f"m{n}" >> ps.RunInference(mapped(1, {}, Third, default=Third(1))).with_exception_handling()
+        failed.append(bad | f"of {n}" >> ps.Map(lambda row: (row[0][0], row[1].message)))
+    rows | "has one" >> ps.RunInference(mapped(2, {}, memory_budget="1GB"))
+    made = (failed | ps.Flatten()).collect()
+    assert len(made) == (0 if steps == 1 else 4)
+    assert all("(memory_budget, by default a share of what is free)" in message for _, message in made)
+
+
+def explained(handler, steps=1, **settings):
+    """What is said of the steps with models."""
+    pipeline = ps.Pipeline(**settings)
+    rows = pipeline | ps.Create([(n % 12, n) for n in range(2000)])
+    for n in range(steps):
+        rows | f"m{n}" >> ps.RunInference(handler) | f"text {n}" >> ps.Map(str) | f"out{n}" >> ps.WriteToText(f"out{n}")
+    return [line for line in pipeline.explain().splitlines() if line.strip().startswith("m")]
+
+
+def gigabytes(line):
+    return float(re.search(r"at most ([\d.]+) GB at once", line)[1])
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["workers", "host"])
+def test_explain_says_what_models_may_take_and_how_many_that_is(folder, place):
+    def lines(steps, **options):
+        handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", FromFile(**place), **options)
+        return explained(handler, steps, workers=2)
+
+    (alone,) = lines(1)
+    assert ", all 12 of them" in alone
+    shares = [gigabytes(line) for line in lines(3)]
+    assert shares == pytest.approx([gigabytes(alone) / 3] * 3, rel=0.1)
+    assert [gigabytes(line) for line in lines(2, memory_budget="4GB")] == [4 if place else 2] * 2
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 12
+    budget = int(5.5 * size * (1 if place else 2))
+    assert ", about 5 of them" in lines(1, memory_budget=budget)[0]
+    assert ", about 3 of them" in lines(1, max_models_per_worker_hint=3)[0]
+
+
+class OnGpu(FromFile):
+    def accelerator(self):
+        return "gpu"
+
+
+def test_explain_says_that_models_on_a_gpu_have_its_memory(folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu())
+    assert "at most 80% of the memory that is free on its GPU at once" in explained(handler)[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert "at most 40% of the memory that is free on each GPU at once" in explained(handler, 2)[1]
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu(), memory_budget="4GB")
+    assert "at most 4 GB on each GPU at once, all 12 of them" in explained(handler)[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "GPU" not in explained(handler)[0]
+
+
+def test_models_on_a_gpu_may_take_more_than_there_is_ram(folder):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", OnGpu())
+    spec, around = InferenceSpec.of(handler), Surroundings(workers=2, gpus=("0", "1"), default_budgets=2)
+    place = choose_place(spec.wishes(), around)
+    residency = Residency(host_spec("m", "m", spec, place, around).budget, lambda model: False, copies=place.copies)
+    residency.ready(0, 10**15)
+    residency.ready(1, 10**15)
+    assert residency.budget.bytes == 10**15 // 2
 
 
 # Many threads.
@@ -496,6 +606,33 @@ def test_keys_in_the_worst_order(counted):
     assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 200
 
 
+BEGUN, ENDED, UNDER_WAY = [], [], []  # rows in front of a model, those behind it, and how many were between
+
+
+def begin(row):
+    BEGUN.append(None)
+    UNDER_WAY.append(len(BEGUN) - len(ENDED))
+    return row
+
+
+def end(row):
+    ENDED.append(None)
+    return row
+
+
+def test_threads_have_the_rows_that_may_wait_together():
+    for noted in (BEGUN, ENDED, UNDER_WAY):
+        noted.clear()
+    rows = rows_of(80_000, 100)
+    pipeline = ps.Pipeline(workers=0, threads_per_worker=4)
+    answers = (
+        pipeline | ps.Create(rows) | ps.Map(begin) | "m" >> ps.RunInference(mapped(100, {}, max_models_per_worker_hint=1))
+    )
+    assert (answers | ps.Map(end)).collect() == answers_of(rows)
+    assert max(UNDER_WAY) <= 2 * WINDOW, "with the blocks on their way to the model and from it"
+    assert pipeline.result.metrics.counter("model_loads") <= 100 * (len(rows) / WINDOW + 4)
+
+
 def test_ten_thousand_keys_cost_nothing_by_themselves():
     handler = mapped(10_000, {}, Scale)
     before = threading.active_count()
@@ -503,6 +640,59 @@ def test_ten_thousand_keys_cost_nothing_by_themselves():
     assert made == answers_of(rows_of(100, 3))
     assert threading.active_count() == before
     assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == 3
+
+
+class Counts(Scale):
+    """Answers say what this process has: threads, descriptors, processes of its own."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [had()] * len(batch)
+
+
+def had():
+    children = [
+        int(pid) for task in os.listdir("/proc/self/task") for pid in read(f"/proc/self/task/{task}/children").split()
+    ]
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), len(children)
+
+
+def read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:  # of a thread that is gone
+        return ""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="they are counted in /proc")
+@pytest.mark.parametrize(("place", "keys"), [({}, 10_000), ({"large_model": True}, 2000)], ids=["here", "host"])
+def test_thousands_of_keys_that_are_used_need_no_more_threads_descriptors_or_processes(place, keys):
+    few, _ = run(WAYS["here"], rows_of(300, 3), mapped(3, place, Counts, max_models_per_worker_hint=2))
+    before = had()
+    many, metrics = run(WAYS["here"], rows_of(10_000, keys), mapped(10_000, place, Counts, max_models_per_worker_hint=100))
+    assert {key.name: n for key, n in metrics.counters.items()}["model_loads"] == keys
+    most = [max(answer[at] for _, answer in few) for at in range(3)]
+    for at, slack in enumerate((1, 3, 0)):  # a load may be under way beside a call
+        assert max(answer[at] for _, answer in many) <= most[at] + slack
+    if not place:
+        assert had() == before
+
+
+def test_the_last_words_name_the_ten_models_that_took_longest_to_load():
+    uses = {MetricKey("m", "", f"k{n}"): ModelUse(1000, n + 1, n, 5, seconds=n / 10) for n in range(12)}
+    metrics = Metrics(models={MetricKey("other", "", "only"): ModelUse(1, 1, seconds=2.0), **uses})
+    other, line = models_told(RunResult(run="r", seconds=1.0, counts={}, metrics=metrics, outputs=[], splits=1))
+    assert other == "step 'other': 1 models, 1 loads in 2.0 s; most: only (1 x, 2 s)"
+    told, _, most = line.partition("; most: ")
+    assert told == "step 'm': 12 models, 78 loads in 6.6 s"
+    assert most.split("), ") == [f"k{n} ({n + 1} x, {n / 10:.2g} s" for n in range(11, 2, -1)] + ["k2 (3 x, 0.2 s)"]
+
+
+def test_a_run_ends_with_what_its_models_have_cost(capfd, tmp_path):
+    with ps.Pipeline(workers=0) as p:
+        rows = p | ps.Create(rows_of(100, 3)) | "m" >> ps.RunInference(mapped(3, {}, memory_budget="1GB"))
+        rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+    assert "penstock: step 'm': 3 models, 3 loads in " in capfd.readouterr().err
 
 
 # Resuming.
@@ -603,7 +793,60 @@ def test_models_that_something_keeps_are_told_of(caplog):
     made, _ = run(WAYS["here"], rows_of(100, 20), handler)
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
-    assert "something keeps the memory of models that were unloaded" in caplog.text
+    assert caplog.text.count("something keeps the memory of models that were unloaded") == 1
+    assert "with large_model=True on their handlers, models have a process of their own" in caplog.text
+
+
+class Node:
+    """A model that refers to itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+NODES: weakref.WeakSet = weakref.WeakSet()
+
+
+class Cyclic(Scale):
+    """Answers say how many models there are in this process."""
+
+    def accelerator(self):
+        return "gpu"
+
+    def load_model(self):
+        node = Node()
+        NODES.add(node)
+        return node
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(NODES)] * len(batch)
+
+
+class Cuda:
+    """What is used of torch.cuda."""
+
+    def __init__(self):
+        self.emptied = 0
+
+    def is_initialized(self):
+        return True
+
+    def empty_cache(self):
+        self.emptied += 1
+
+    def device_count(self):
+        return 0
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["here", "host"])
+def test_models_on_devices_are_gone_when_the_next_is_loaded(place, monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    rows = rows_of(60, 10)
+    made, _ = run(WAYS["here"], rows, mapped(10, place, Cyclic, max_models_per_worker_hint=1, memory_budget="1GB"))
+    assert made == [(key, 1) for key, _ in rows]
+    if not place:
+        assert cuda.emptied == 9, "what torch keeps for later, others can use now"
 
 
 # Handlers that misbehave.

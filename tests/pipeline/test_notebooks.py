@@ -85,6 +85,11 @@ class Named(ps.ModelHandler):
         return batch
 
 
+class At(Named):
+    def update_model_path(self, model_path):
+        self.path = model_path
+
+
 class Unnamed(Named):
     def model_id(self):
         raise RuntimeError("half made")
@@ -110,6 +115,12 @@ def words_of(element):
         (Named(), "Named(models/v1.bin)"),
         (Unnamed(), "<Unnamed that cannot be shown: RuntimeError>"),
         (ps.MaybeKeyedModelHandler(Named()), "MaybeKeyedModelHandler()"),
+        (
+            ps.KeyedModelHandler([ps.KeyModelMapping(["a", "b"], Named()), ps.KeyModelMapping(["c"], Named())]),
+            "KeyedModelHandler(2 models for 3 keys)",
+        ),
+        (ps.KeyedModelHandler([ps.KeyModelMapping(["a"], Named())]), "KeyedModelHandler(1 model for 1 key)"),
+        (ps.KeyedModelHandler.from_pattern("m/{key}.pt", At()), "KeyedModelHandler(a model for each key, m/{key}.pt)"),
     ],
 )
 def test_the_line_of_a_transform_and_of_a_handler(thing, line):

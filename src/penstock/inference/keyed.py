@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.display import Look
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model_keys import Mapped, OfKey, Pattern
@@ -44,8 +45,8 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
         key_column: str | None = None,
     ) -> None:
         """max_models_per_worker_hint: in one process at most. memory_budget: for all models on this machine, in bytes or as
-        "8GB"; by default half of what is free. default: for keys that no mapping has; without it such rows fail.
-        key_column: rows are records, or tables, and this column of them is the key."""
+        "8GB"; by default half of what is free, for all steps without a budget together. default: for keys that no mapping
+        has; without it such rows fail. key_column: rows are records, or tables, and this column of them is the key."""
         if isinstance(unkeyed, ModelHandler):
             given: dict[str, object] = {"max_models_per_worker_hint": max_models_per_worker_hint}
             given |= {"memory_budget": memory_budget, "default": default, "key_column": key_column}
@@ -79,6 +80,10 @@ class KeyedModelHandler(ModelHandler[Any, Any, Any]):
 
     def model_files(self) -> Sequence[str]:
         return self.unkeyed.model_files()
+
+    def _look(self) -> Look:
+        models = self.unkeyed
+        return Look(f"{type(self).__name__}({models.describe()})") if isinstance(models, ModelsByKey) else super()._look()
 
     def _set(
         self, of_key: OfKey, most: int | None, budget: str | int | None, default: Handler | None, key_column: str | None

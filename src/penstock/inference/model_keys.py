@@ -103,7 +103,8 @@ class Mapped(OfKey):
         return {"keys": self._names, **{f"model of {name!r}": handler for name, handler in self._handlers.items()}}
 
     def describe(self) -> str:
-        return f"{len(self._handlers):,} models for {len(self._names):,} keys"
+        models, keys = len(self._handlers), len(self._names)
+        return f"{models:,} model{'s' * (models > 1)} for {keys:,} key{'s' * (keys > 1)}"
 
 
 class Pattern(OfKey):

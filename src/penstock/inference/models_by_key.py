@@ -94,11 +94,12 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
             return self._default
         return self._of_key.handler(model)
 
-    def budget_or_default(self) -> MemoryBudget:
-        """What the models on this machine may take: what the user says, or a share of the memory that is free."""
+    def budget_or_default(self, steps: int) -> MemoryBudget:
+        """What the models on this machine may take: what the user says, or a share of the memory that is free. steps: of the
+        run, that have such a share together."""
         if self.budget.bytes is not None:
             return self.budget
-        return self.budget._replace(bytes=int(FREE_SHARE * available_bytes()), by_default=True)
+        return self.budget._replace(bytes=int(FREE_SHARE * available_bytes()) // steps, by_default=True, steps=steps)
 
     def device_bytes(self) -> int | None:
         """What models may take on the device that they are for, as this process sees it."""
@@ -119,6 +120,10 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
         weighs = any(each.max_weight is not None for each, _ in limits)
         from_columns = self.input_columns() is not None and not self.takes_columns()
         return not (self._prepares or self._measures or weighs or from_columns or self._functions[0])
+
+    def known_models(self) -> int | None:
+        """How many models keys have, but for the default; None: that is not known."""
+        return sum(1 for _ in self._of_key.named_kinds()) or len(self.model_files()) or None
 
     def describe(self) -> str:
         return self._of_key.describe()

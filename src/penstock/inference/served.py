@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from penstock.inference.thread_turns import QUICK_TURNS
 from penstock.inference.ticket import not_packed
 from penstock.models.budget import MemoryBudget
 from penstock.models.memory import free_device_bytes
-from penstock.models.messages import HostSpec
+from penstock.models.messages import HostSpec, Loaded
 from penstock.models.outcome import Outcome
 from penstock.models.place import Place, Surroundings
 from penstock.models.uses import OF_STEP, step_of
@@ -62,9 +61,16 @@ class ServedModel:
         if isinstance(self._handler, ModelsByKey) and self._handler.budget.bytes is None:
             self.device_bytes = self._handler.device_bytes()
 
-    def load(self, model: str | None) -> tuple[float, int, str | None]:
+    def load(self, model: str | None) -> Loaded:
         loaded = self._residents.load(model)
-        return loaded.seconds, loaded.bytes, None if self.many else search_key(self._handler)
+        return Loaded(
+            loaded.seconds,
+            loaded.bytes,
+            None if self.many else search_key(self._handler),
+            certain=loaded.certain,
+            in_ram=loaded.in_ram,
+            on_device=bool(loaded.devices) or self._handler.accelerator() is not None,
+        )
 
     def unload(self, model: str) -> None:
         self._residents.unload(model)
@@ -125,7 +131,7 @@ class ServedPlace:
         self._resized = resized
         self.device_bytes = free_device_bytes()
 
-    def load(self, model: str | None) -> tuple[float, int, str | None]:
+    def load(self, model: str | None) -> Loaded:
         assert model is not None
         member = self._members[model]
         member.open(lambda _, size: self._resized(model, size))
@@ -138,7 +144,6 @@ class ServedPlace:
 
     def unload(self, model: str) -> None:
         self._members[model].close()
-        gc.collect()  # what is on a device is not seen by whoever watches this process's memory
 
     def run(
         self,
@@ -174,7 +179,9 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
     handler = spec.handler
     many = handler if isinstance(handler, ModelsByKey) else None
     served: ServedModel | ServedPlace = _served(key, step, spec, place, around)
-    budget = None if many is None else many.budget_or_default()._replace(of_each=bool(place.devices))
+    budget = None if many is None else many.budget_or_default(around.default_budgets)
+    if budget is not None and not budget.by_default:  # else of each is what its device has, once that is known
+        budget = budget._replace(of_each=bool(place.devices))
     own_limits = {} if many is None else _own_limits(many)
     if place.shared:
         members = {at_place(each): (each, _as_run(member, spec)) for each, member in spec.neighbours.items()}

@@ -75,9 +75,10 @@ class ManyModels:
         self._leases: Counter[Hashable] = Counter()  # batches that run, by model
         self._to_load: deque[str] = deque()  # decided on, and no thread has begun; each is popped by one
         self._memory = FreedMemory()
+        self._on_device = models.accelerator() is not None
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
-        budget = models.budget_or_default().shared(owner.around.workers)
+        budget = models.budget_or_default(owner.around.default_budgets).shared(owner.around.workers)
         self._residency: Residency[Request] = Residency(budget, self._is_in_use)
         self._residency.ready(0, models.device_bytes() if budget.by_default else None)
         for model, (limits, by_length) in models.own_limits().items():
@@ -158,12 +159,13 @@ class ManyModels:
                 raise  # Ctrl-C
         finally:
             self._changed.acquire()  # whatever was raised: the caller holds it, and releases it
-            self._memory.loaded(model, None if loaded is None else loaded.bytes)
             if loaded is not None:
+                self._memory.loaded(model, loaded.in_ram, on_device=self._on_device or bool(loaded.devices))
                 self._errors.pop(model, None)
-                self._residency.loaded(model, loaded.bytes, loaded.seconds)
+                self._residency.loaded(model, loaded.bytes, loaded.seconds, loaded.certain)
                 self._measures.loaded(loaded.seconds, loaded.bytes)
             else:
+                self._memory.load_failed()
                 no_memory = self._residents.is_out_of_memory(model, self._errors[model])
                 self._residency.load_failed(model, no_memory=no_memory)
                 self._tell_attempt(model)
@@ -184,8 +186,9 @@ class ManyModels:
             self._has_warned = True
             held, expected = map(bytes_told, leak)
             logger.warning(
-                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected; "
-                "with large_model=True they have a process that is started again then",
+                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected, and "
+                "may grow further (this is said once); with large_model=True on their handlers, models have a process of "
+                "their own, which is started again then",
                 held,
                 expected,
             )
@@ -194,8 +197,8 @@ class ManyModels:
         """Its rows have failed, where that is handled; else the run has."""
         model, lane = str(step.model), entry.item.lane
         if step.too_large:
-            size, budget = self._residency.uses[step.model].bytes, self._residency.budget.bytes or 0
-            origin: BaseException = MemoryError(told_too_large(model, size, budget))
+            size = self._residency.uses[step.model].bytes
+            origin: BaseException = MemoryError(told_too_large(model, size, self._residency.budget))
             error: PenstockError = ModelLoadError(f"step {lane.step!r}: {origin}")
         else:
             raised = self._errors[model]

@@ -48,10 +48,10 @@ def _share(spec: InferenceSpec, around: Surroundings) -> int:
 
 def _window(spec: InferenceSpec, around: Surroundings) -> int:
     """Rows in flight where there are many models: the more may wait, the fewer loads are paid. What waits in front of one
-    host is shared out among those who send."""
+    place is shared out among the streams that lead there."""
     if spec.by_key is None:
         return ROWS_AHEAD * rows_at_once(spec.handler)
-    return max(64, WINDOW // (around.workers if choose_place(spec.wishes(), around).hosted else 1))
+    return max(64, WINDOW // around.slots // (around.workers if choose_place(spec.wishes(), around).hosted else 1))
 
 
 def _preparers(spec: InferenceSpec, guard: Guard, sessions: ProcessSessions, caller: Caller) -> Preparers:

@@ -266,7 +266,7 @@ class Broker:
             self._dispatch.loaded(model.copy)
         else:
             assert self._dispatch.keyed is not None
-            self._dispatch.keyed.loaded(model.copy, message.model, message.bytes, message.seconds)
+            self._dispatch.keyed.loaded(model.copy, message.model, message.bytes, message.seconds, message.certain)
 
     def _load_failed(self, model: Model, message: LoadFailed) -> None:
         if message.model is None:

@@ -1,4 +1,5 @@
-"""Whether the memory of models that were unloaded is free again, in a process that loads one after the other."""
+"""Whether the memory of models that were unloaded is free again, in a process that loads one after the other. RAM is
+watched; that of devices is freed at once."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class FreedMemory:
         self._lock = threading.Lock()  # guards what follows: models are loaded by several threads
         self._besides: int | None = None  # bytes that are held and are no model's
         self._models: dict[str, int] = {}
+        self._on_devices: set[str] = set()
         self._total = 0  # of the models
         self._largest = 0
         self._loading = 0
@@ -38,20 +40,29 @@ class FreedMemory:
         with self._lock:
             self._loading += 1
 
-    def loaded(self, model: str, size: int | None) -> None:
-        """It is over; None: it failed."""
+    def load_failed(self) -> None:
+        """It is over."""
         with self._lock:
             self._loading -= 1
-            if size is not None:
-                if self._besides is None:  # the first: it is loaded alone
-                    self._besides = max(0, self._held() - size)
-                self._models[model] = size
-                self._total += size
-                self._largest = max(self._largest, size)
+
+    def loaded(self, model: str, size: int, *, on_device: bool = False) -> None:
+        """It is over, and the model takes so many bytes of RAM. on_device: and others, which are not watched."""
+        with self._lock:
+            self._loading -= 1
+            if self._besides is None:  # the first: it is loaded alone
+                self._besides = max(0, self._held() - size)
+            self._models[model] = size
+            self._total += size
+            self._largest = max(self._largest, size)
+            if on_device:
+                self._on_devices.add(model)
 
     def unloaded(self, model: str) -> tuple[int, int] | None:
-        """If it is a leak: the bytes that are held, and those that should be."""
+        """Nothing refers to it any more but itself. If it is a leak: the bytes that are held, and those that should be."""
         with self._lock:
+            if model in self._on_devices:
+                self._on_devices.remove(model)
+                free_devices()
             self._total -= self._models.pop(model, 0)
             expected = (self._besides or 0) + self._total
             slack = self._largest * (1 + self._loading) + int(ALLOWED * self._total)
@@ -70,6 +81,15 @@ class FreedMemory:
             self._besides = held - self._total
             self._growths += 1
             return (held, expected) if self._growths >= GROWTHS else None
+
+
+def free_devices() -> None:
+    """Free the memory of devices that nobody uses, and let other processes have it: torch keeps it for later."""
+    gc.collect()  # a model that refers to itself: how full a device is starts no collection
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        with suppress(RuntimeError):  # of an earlier call: whoever waits for that is told
+            cuda.empty_cache()
 
 
 def trim() -> None:

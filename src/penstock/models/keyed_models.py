@@ -73,10 +73,10 @@ class KeyedModels(Copies):
         self.residency.ready(copy, device_bytes)
         self._stale = True
 
-    def loaded(self, copy: int, model: str, size: int, seconds: float) -> None:
+    def loaded(self, copy: int, model: str, size: int, seconds: float, certain: int = 0) -> None:
         if self._copies[copy].loads.pop(model, None) is not None:
             self._why.pop(model, None)
-            self.residency.loaded(model, size, seconds)
+            self.residency.loaded(model, size, seconds, certain)
             self._stale = True
 
     def resized(self, model: str, size: int) -> None:
@@ -194,8 +194,8 @@ class KeyedModels(Copies):
 
     def _refusal(self, model: Model, entries: list[Entry[Parcel]], too_large: bool) -> Refusal:
         if too_large:
-            size, budget = self.residency.uses[model].bytes, self.residency.budget.bytes or 0
-            return Refusal(model, entries, OUT_OF_MEMORY, told_too_large(model, size, budget))
+            message = told_too_large(model, self.residency.uses[model].bytes, self.residency.budget)
+            return Refusal(model, entries, OUT_OF_MEMORY, message)
         why = self._why.get(model, "")
         what = f"{of_key(model)} could not be loaded, in {ATTEMPTS} attempts: {_reason(why)}"
         return Refusal(model, entries, LOADING, what, why if isinstance(why, LoadFailed) else None)

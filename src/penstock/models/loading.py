@@ -28,6 +28,12 @@ class LoadedModel:
     grown: int = 0  # by which this process grew meanwhile, with what was imported; 0 where that cannot be seen
     ram: int = 0  # measured
     devices: Mapping[str, int] = field(default_factory=dict)  # measured, by the names that torch has for them
+    certain: int = 0  # of `bytes`: its own, whatever else this process did meanwhile
+
+    @property
+    def in_ram(self) -> int:
+        """Those of its bytes that are in RAM."""
+        return self.ram if self.devices else self.bytes
 
     def places(self, least: int, device: str | None) -> Mapping[str, int]:
         """The bytes of another model like this one, of at least so many, by where they are. device: what it is meant for,
@@ -60,10 +66,13 @@ def load(
         grown = _Growth(before)
     finally:
         LOADS.end()
-    size = _size(counted_bytes(model, reached), file_bytes(model_files), grown)
+    counted, files = counted_bytes(model, reached), file_bytes(model_files)
+    size = _size(counted, files, grown)
     declared = declared_bytes(model)
     total = declared if declared is not None else sum(size.devices.values()) or size.ram
-    return LoadedModel(model, seconds, total, grown.bytes, size.ram, size.devices)
+    seen = sum(counted.devices.values()) if size.devices else max(counted.ram, files or 0)
+    certain = seen if declared is None else declared
+    return LoadedModel(model, seconds, total, grown.bytes, size.ram, size.devices, certain)
 
 
 class _Before:

@@ -192,6 +192,9 @@ class Loaded(NamedTuple):
     bytes: int
     search_key: str | None = None  # of what a search for a size finds (models/kept_sizes.py); None: it is not kept
     model: str | None = None  # which one, of many
+    certain: int = 0  # as of a LoadedModel
+    in_ram: int = 0
+    on_device: bool = False
 
 
 class ModelResized(NamedTuple):

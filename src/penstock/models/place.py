@@ -15,6 +15,7 @@ class Surroundings:
 
     folder: str = ""  # of the run's hosts; empty: there is no run, and models are in the process
     workers: int = 1  # processes that may hold a copy each
+    slots: int = 1  # splits that each of these runs at a time
     cores: int = 1  # of the machine
     threads: int = 1  # that may call a model at once, each with its share of the cores: those of a short job
     element_timeout: float | None = None
@@ -25,6 +26,7 @@ class Surroundings:
     seed: int | None = None  # of a deterministic run
     run_dir: str = ""  # of a run that can be resumed
     run: str = ""  # its id, the same when it is resumed
+    default_budgets: int = 1  # steps with many models and no budget of their own: they have what is free together
     nodes_file: str = ""  # that says how many nodes of a cluster may have workers of this pool; empty: there is one machine
 
     @property

@@ -146,16 +146,19 @@ class Residency(Generic[T]):
         """Models can be loaded there. device_bytes: that are free on the device that they are loaded on."""
         self._ready[copy] = True
         if device_bytes is not None and self.budget.by_default and not self.room.taken(copy):
-            least = min(device_bytes, self.budget.bytes or device_bytes) if self.budget.of_each else device_bytes
+            own = device_bytes // self.budget.steps
+            least = min(own, self.budget.bytes or own) if self.budget.of_each else own
             self.room.budget = self.budget._replace(bytes=least, of_each=True)
             self.uses.limit = None if self.budget.is_soft else least
 
-    def loaded(self, model: Model, size: int, seconds: float) -> None:
-        """It is there; decide() says what becomes of the rows that wait for it."""
+    def loaded(self, model: Model, size: int, seconds: float, certain: int = 0) -> None:
+        """It is there; decide() says what becomes of the rows that wait for it. certain: bytes of it that are its own,
+        whatever ran beside it."""
         held = self._held[model]
         del self._loading[model]
         too_large = self.uses.is_too_large(size)
-        in_doubt = too_large and (held.beside or self._doing.is_running(held.copy))
+        is_beside = held.beside or self._doing.is_running(held.copy)
+        in_doubt = too_large and is_beside and not self.uses.is_too_large(certain)
         self.uses.loaded(model, size, seconds, in_doubt=in_doubt)
         self.room.add(held.copy, size - held.bytes, 0)
         held.bytes, held.loading, held.admitting = size, False, model in self._absent

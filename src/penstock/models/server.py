@@ -63,8 +63,8 @@ class Served(Protocol):
         """Called once, before anything else, in the process that the models will be in. resized(model, bytes): to be told
         of one of many models that a new version has taken its place."""
 
-    def load(self, model: str | None) -> tuple[float, int, str | None]:
-        """Load a model: the seconds and the bytes that it took, and the key of what a search for a size finds."""
+    def load(self, model: str | None) -> Loaded:
+        """Load a model."""
 
     def unload(self, model: str) -> None:
         """Let go of it."""
@@ -151,7 +151,7 @@ class _Server:
             served: Served = load_pickle(program)
             self._step = served.step
             served.open(lambda model, size: self._send(ModelResized(model, size)))
-            loaded = HostReady(served.device_bytes) if served.many else Loaded(*served.load(None))
+            loaded = HostReady(served.device_bytes) if served.many else served.load(None)
         except ModelLostError as exc:
             self._end(exc)
         except BaseException as exc:
@@ -192,7 +192,10 @@ class _Server:
                 model = self._loads.get()
                 self._memory.loads()
                 answer = self._load(served, model)
-                self._memory.loaded(model, answer.bytes if isinstance(answer, Loaded) else None)
+                if isinstance(answer, Loaded):
+                    self._memory.loaded(model, answer.in_ram, on_device=answer.on_device)
+                else:
+                    self._memory.load_failed()
                 with contextlib.suppress(Exception):
                     sys.stdout.flush()
                 self._send(answer)
@@ -202,7 +205,7 @@ class _Server:
 
     def _load(self, served: Served, model: str) -> Loaded | LoadFailed:
         try:
-            return Loaded(*served.load(model), model)
+            return served.load(model)._replace(model=model)
         except BaseException as exc:  # SystemExit too: it is the handler's error
             failure = Failure.of(exc.__cause__ or exc, served.step, kind=LOADING)
             return LoadFailed(ErrorReport.of(exc), model, failure, served.is_out_of_memory(model, exc))

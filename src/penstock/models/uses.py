@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import ModelLoadError, PenstockError, UsageError
+from penstock.models.budget import MemoryBudget
 from penstock.observe.metrics import ModelUse
 from penstock.rows import safe_str
 
@@ -82,10 +83,15 @@ class Uses(dict[Model, Use]):
         return use is not None and (use.failed >= ATTEMPTS or self.is_too_large(use.bytes))
 
 
-def told_too_large(model: Model, size: int, budget: int) -> str:
+def told_too_large(model: Model, size: int, budget: MemoryBudget) -> str:
     """What is said of a model that a budget cannot hold."""
+    limit = budget.bytes or 0
+    told = bytes_told(limit)
+    if budget.workers > 1:
+        told += f" in each of {budget.workers} workers, {bytes_told(limit * budget.workers)} in all"
+    name = "memory_budget, by default a share of what is free" if budget.by_default else "memory_budget"
     advice = "give the models more memory, fewer workers to share it, or this key a smaller model"
-    return f"{of_key(model)} takes {bytes_told(size)}, and the budget is {bytes_told(budget)} (memory_budget): {advice}"
+    return f"{of_key(model)} takes {bytes_told(size)}, and the budget is {told} ({name}): {advice}"
 
 
 def not_loaded(step: str, model: Model, why: BaseException) -> PenstockError:

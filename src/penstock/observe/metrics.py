@@ -45,7 +45,7 @@ class Distribution:
 class ModelUse:
     """What one of many models has cost."""
 
-    bytes: int = 0  # when it was last loaded
+    bytes: int = 0  # when it was last loaded, also of one that was unloaded since
     loads: int = 0
     unloads: int = 0
     hits: int = 0  # blocks of rows that found it loaded

@@ -8,8 +8,8 @@ from penstock.batching.full_batches import Aiming
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.service_handler import ServiceHandler, rows_at_once
 from penstock.inference.spec import InferenceSpec
-from penstock.models.memory import available_bytes, file_bytes
-from penstock.models.place import Place, Surroundings, choose_place, is_small
+from penstock.models.memory import DEVICE_SHARE, available_bytes, file_bytes
+from penstock.models.place import Place, Surroundings, Wishes, choose_place, is_small
 from penstock.pipeline.transforms import MapBatches, RowFunction
 from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
@@ -150,7 +150,9 @@ def _details(step: Step, around: Surroundings) -> list[str]:
     spec = model.fixed() if around.deterministic else model
     limits = spec.limits
     place = choose_place(spec.wishes(), around)
-    parts = [place.describe(around.in_process) if spec.by_key is None else _many_models(spec.by_key, place, around)]
+    parts = [
+        place.describe(around.in_process) if spec.by_key is None else _many_models(spec.by_key, spec.wishes(), place, around)
+    ]
     if isinstance(spec.handler, ServiceHandler):
         parts += spec.handler.describe_requests()
     if spec.path.prebatched:
@@ -168,18 +170,38 @@ def _details(step: Step, around: Surroundings) -> list[str]:
     return parts
 
 
-def _many_models(models: ModelsByKey, place: Place, around: Surroundings) -> str:
+def _many_models(models: ModelsByKey, wishes: Wishes, place: Place, around: Surroundings) -> str:
     """Where they are, what they may take there, and how many that could be."""
     where = f"in {place.copies} process{'es' if place.copies > 1 else ''} of a host ({place.why})" if place.hosted else ""
     where = where or ("in this process" if around.in_process else "in each worker process")
-    budget = models.budget_or_default().shared(1 if place.hosted else around.workers)
+    budget = models.budget_or_default(around.default_budgets).shared(1 if place.hosted else around.workers)
     assert budget.bytes is not None
-    files = models.model_files()[:SAMPLED]
-    size = file_bytes(lambda: files)
-    limits = [budget.bytes * len(files) // max(1, size)] if size is not None else []
-    limits += [budget.models * place.copies] if budget.models is not None else []
-    room = f", about {min(limits):,} of them" if limits else ""
-    return f"{models.describe()}, {where}, at most {budget.bytes / 1e9:.3g} GB at once{room}"
+    on_gpu = wishes.accelerator == "gpu" and bool(around.gpus if wishes.gpus is None else wishes.gpus)
+    limits = [budget.models * place.copies] if budget.models is not None else []
+    if budget.by_default and on_gpu:
+        most = f"{DEVICE_SHARE / budget.steps:.0%} of the memory that is free on "
+        most += "each GPU" if place.copies > 1 else "its GPU"
+    else:
+        most = f"{budget.bytes / 1e9:.3g} GB" + (" on each GPU" if len(place.devices) > 1 else "")
+        limits += _models_in(models, budget.bytes * max(1, len(place.devices)))
+    return f"{models.describe()}, {where}, at most {most} at once{_about(limits, models.known_models())}"
+
+
+def _models_in(models: ModelsByKey, size: int) -> list[int]:
+    """How many models take so many bytes, by the files of some of them; nothing, where there are no files to go by."""
+    files = models.model_files()
+    known = file_bytes(lambda: files[:SAMPLED])
+    count = models.known_models()
+    if known is None or count is None:
+        return []
+    in_all = known * len(files) / len(files[:SAMPLED])
+    return [int(size * count / max(1, in_all))]
+
+
+def _about(limits: list[int], count: int | None) -> str:
+    if not limits:
+        return ""
+    return f", all {count:,} of them" if count is not None and min(limits) >= count else f", about {min(limits):,} of them"
 
 
 def _batches(spec: InferenceSpec) -> str:

@@ -195,6 +195,13 @@ def window(stage: Stage) -> int:
     return max((step.traits.window for step in stage.steps()), default=0)
 
 
+def default_budgets(plan: Plan) -> int:
+    """How many steps have many models and no budget of their own; those that share their models count once."""
+    steps = [step for stage in plan.stages for step in stage.steps()]
+    specs = {spec.session_key(step.label): spec for step in steps if (spec := step.traits.model) is not None}
+    return sum(spec.by_key is not None and spec.by_key.budget.bytes is None for spec in specs.values())
+
+
 def in_flight(stage: Stage) -> int:
     """How many rows a model of the stage answers at once, each by itself; 0: all take batches."""
     models = [step.traits.model for step in stage.steps()]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import UsageError
 from penstock.inference.handler import variables_of
+from penstock.inference.service_handler import ServiceHandler
 from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source
 from penstock.models.cgroups import cpu_quota, memory_limits
@@ -90,9 +91,10 @@ class Pools:
 
 
 def surroundings(options: RunOptions, machine: Machine, pools: Pools | None = None, run: str | None = None) -> Surroundings:
-    """What a process of this run knows about it, but for the number of its neighbours."""
+    """What a process of this run knows about it, but for the number of its neighbours and of their threads."""
     return Surroundings(
         folder=own_run_folder(run) if run else "",
+        slots=pools.slots if pools is not None and pools.in_process else 1,
         cores=machine.cores,
         threads=pools.slots if pools is not None and pools.short else 1,
         element_timeout=options.element_timeout,
@@ -180,6 +182,20 @@ def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
     if pool.size.slots > 1 or around.deterministic or not feeds_device(stages, around):
         return pool
     return replace(pool, size=PoolSize(pool.size.workers, AHEAD_SLOTS), ahead=True)
+
+
+def unlimited_loads(plan: Plan, pools: Pools, around: Surroundings) -> list[str]:
+    """Steps whose models load where nothing can end that: a worker has other work, too."""
+    found: dict[str, None] = {}
+    for pool in pools.pools:
+        near = replace(around, workers=pool.size.workers)
+        for step in (step for stage in plan.stages if stage.index in pool.stages for step in stage.steps()):
+            model = step.traits.model
+            if model is None or model.refresh is not None or isinstance(model.handler, ServiceHandler):
+                continue
+            if not choose_place(model.wishes(), near).hosted:
+                found[step.label] = None
+    return list(found)
 
 
 def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[str, str]:

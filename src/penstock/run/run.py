@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import StoppedError, UsageError
+from penstock.models.place import LOAD_TIMEOUT, Surroundings
 from penstock.observe.progress import PlainProgress, Progress, StageProgress, shown
 from penstock.observe.result import RunResult, StepCount
 from penstock.observe.summary import models, rows_read, summary, warnings
@@ -24,6 +25,7 @@ from penstock.run.fleet import Fleet, FleetSpec
 from penstock.run.garbage import seldom_collected
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd, RunOutputs
+from penstock.run.pools import Pools, unlimited_loads
 from penstock.run.refreshing import ModelRefresh
 from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
 from penstock.run.signals import stoppable, uninterrupted
@@ -128,6 +130,7 @@ class Run:
     def _work(self, setup: Setup, outputs: RunOutputs, tally: Tally) -> None:
         layout, pools = setup.layout, setup.pools
         around = replace(self._job.surroundings(pools, layout.run + layout.session), run=layout.run)
+        self._warn_of_loads(pools, around)
         changes = bool(self._job.graph.branches)
         spec = FleetSpec(
             programs=self._programs,
@@ -150,6 +153,18 @@ class Run:
             finally:
                 outputs.refreshed(refresh.take_events())
         refresh.count_in(tally.metrics)
+
+    def _warn_of_loads(self, pools: Pools, around: Surroundings) -> None:
+        """A limit that somebody has set, and that ends no load."""
+        limit = self._job.options.load_timeout
+        for label in unlimited_loads(self._job.plan, pools, around) if limit < LOAD_TIMEOUT else ():
+            logger.warning(
+                "step %r: load_timeout=%g does not limit its model, which is loaded in %s; "
+                "with large_model=True it has a process of its own, which can be killed",
+                label,
+                limit,
+                "this process" if pools.in_process else "the workers",
+            )
 
     def _rows_of_branch(self, graph: Graph) -> list[Any]:
         """What a branch of the pipeline gives that is run beside the run, in this process."""

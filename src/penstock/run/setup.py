@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.rows import safe_str
 from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
 from penstock.run.outcomes import SplitId
-from penstock.run.plan import Plan, make_plan
+from penstock.run.plan import Plan, default_budgets, make_plan
 from penstock.run.pools import Machine, Pools, RunSize, choose_pools, run_size, surroundings
 from penstock.run.schedule import Scheduler
 from penstock.run.splits import cut, few_splits, make_scheduler, split_goals
@@ -64,7 +64,8 @@ class Job:
         return choose_pools(self.plan, self.options, self.machine, size)
 
     def surroundings(self, pools: Pools, run: str | None = None) -> Surroundings:
-        return surroundings(self.options, self.machine, pools, run)
+        budgets = max(1, default_budgets(self.plan))
+        return replace(surroundings(self.options, self.machine, pools, run), default_budgets=budgets)
 
     def programs(self) -> dict[int, bytes]:
         """The stages as they are copied to every thread that runs them. What cannot be copied is found before anything

@@ -54,8 +54,9 @@ class ProcessFleet:
 
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
-        around = replace(self._around, workers=chosen.size.workers, in_turn=chosen.ahead)
-        process = WorkerProcess(chosen.size.slots, chosen.cores, around, chosen.variables)
+        size = chosen.size
+        around = replace(self._around, workers=size.workers, slots=size.slots, in_turn=chosen.ahead)
+        process = WorkerProcess(size.slots, chosen.cores, around, chosen.variables)
         self._guardian.started(process.pid)  # at once: if this process is killed before, the worker sees its socket close
         pidfd = open_pidfd(process.pid)
         self._members[worker] = _LocalWorker(process, pidfd)

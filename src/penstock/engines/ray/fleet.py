@@ -99,15 +99,17 @@ class RayFleet:
         chosen = self._pools[pool]
         asked = wanted(chosen, len(self._pools))
         node = self._gpu_node(chosen)
-        around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
+        size = chosen.size
+        around = replace(self._spec.around, workers=size.workers, slots=size.slots, in_turn=chosen.ahead)
+        around = replace(around, nodes_file=f"pool-{pool}")
         actor = self._class.options(
             **asked,
             **({"scheduling_strategy": self._on(node)} if node else {}),
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=chosen.size.slots + 2,
+            max_concurrency=size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, self._script, chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
+        ).remote(self._programs, self._script, size.slots, chosen.cores, around, self._run, self._counts.of(pool))
         self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)  # first: what is heard looks for it
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
 
