@@ -154,6 +154,53 @@ def test_models_may_be_of_any_type(model, tmp_path):
     assert run(program, of_penstock, str(tmp_path)).values_of() == [(each, model) for each in range(5)]
 
 
+BOTH = pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+
+
+@BOTH
+def test_a_handler_may_say_that_rows_are_batches(base, tmp_path):
+    class Ranks(base.ModelHandler):
+        def load_model(self):
+            return Weights(0)
+
+        def should_skip_batching(self):
+            return True
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [(each, len(batch)) for each in batch]
+
+    def program(_, p, folder):
+        plain = p | beam.Create([[1, 2], [3]]) | of_penstock.RunInference(Ranks())
+        around = Ranks().with_preprocess_fn(lambda batch: [each * 10 for each in batch])
+        again = p | "Again" >> beam.Create([[1, 2], [3]])
+        return {"answers": plain, "around": again | "Around" >> of_penstock.RunInference(around)}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of() == [(1, 2), (2, 2), (3, 1)]
+    assert found.values_of("around") == [(10, 2), (20, 2), (30, 1)]
+
+
+@BOTH
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_handler_may_set_the_environment_itself(base, large, tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THE_MODEL", "not set")
+
+    class Reads(base.ModelHandler):
+        def set_environment_vars(self):
+            os.environ["OF_THE_MODEL"] = "set"
+
+        def load_model(self):
+            return [os.environ["OF_THE_MODEL"]]
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [model[0] for _ in batch]
+
+    def program(_, p, folder):
+        return {"answers": p | beam.Create([1]) | of_penstock.RunInference(Reads(large_model=large))}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == ["set"]
+
+
 def test_a_bad_element_fails_alone(tmp_path):
     class Halves(of_penstock.ModelHandler):
         def load_model(self):
@@ -238,7 +285,7 @@ def test_batches_that_fail_are_counted(tmp_path):
     assert found["RunInference", "failed_batches_counter"] == 1
 
 
-@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+@BOTH
 @pytest.mark.parametrize("wrapped", ["plain", "keyed", "of many models"])
 def test_resource_hints_become_beams(base, wrapped):
     class Large(base.ModelHandler):
@@ -293,6 +340,15 @@ def test_annotations_are_beams():
     assert annotated(of_penstock)["model_handler_type"].endswith(".Sizes")
 
 
+def test_beam_warns_of_nothing_when_a_step_is_built(caplog):
+    p = beam.Pipeline()
+    rows = p | beam.Create([1])
+    rows | of_penstock.RunInference(Sizes())
+    versions = p | "Versions" >> beam.Create([of_penstock.ModelMetadata("path", "name")])
+    rows | "Changes" >> of_penstock.RunInference(from_file(of_penstock)("old"), model_metadata_pcoll=versions)
+    assert caplog.messages == []
+
+
 # What is refused.
 
 
@@ -310,7 +366,7 @@ def test_what_is_no_handler(handler):
         of_penstock.RunInference(handler)
 
 
-@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+@BOTH
 def test_a_handler_that_ignores_new_paths_cannot_be_refreshed(base):
     """With Beam, the old model would answer under the new name."""
     with pytest.raises(UsageError, match=r"cannot change while a pipeline runs: define update_model_path"):

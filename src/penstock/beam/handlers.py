@@ -37,30 +37,28 @@ def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:
     if not isinstance(handler, base.ModelHandler):
         hint = f"call it: {handler.__name__}(...)" if isinstance(handler, type) else "subclass penstock.beam.ModelHandler"
         raise UsageError(f"{handler!r}: expected a ModelHandler of Penstock or of Beam; {hint}")
-    made, before, after, no_batching = _peeled(handler)
+    made, before, after = _peeled(handler)
     for function in reversed(before):  # the last one attached runs first
         made = made.with_preprocess_fn(function)
     for function in after:
         made = made.with_postprocess_fn(function)
-    return made.with_no_batching() if no_batching else made
+    return made.with_no_batching() if handler.should_skip_batching() else made
 
 
-def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], Sequence[Any], bool]:
+def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], Sequence[Any]]:
     """The handler inside, and the functions around it, in the order in which they run."""
     before, after = list(handler.get_preprocess_fns()), list(handler.get_postprocess_fns())
-    no_batching = False
     while isinstance(
         handler, (base._PreProcessingModelHandler, base._PostProcessingModelHandler, base._PrebatchedModelHandler)
     ):
-        no_batching = no_batching or isinstance(handler, base._PrebatchedModelHandler)
         handler = handler._base
     if type(handler) is base.MaybeKeyedModelHandler:
-        return MaybeKeyedModelHandler(handler._unkeyed), before, after, no_batching
+        return MaybeKeyedModelHandler(handler._unkeyed), before, after
     if type(handler) is not base.KeyedModelHandler:
-        return BeamModelHandler(handler), before, after, no_batching
+        return BeamModelHandler(handler), before, after
     if handler._single_model:
-        return KeyedModelHandler(handler._unkeyed), before, after, no_batching
-    return _keyed(handler), before, after, no_batching
+        return KeyedModelHandler(handler._unkeyed), before, after
+    return _keyed(handler), before, after
 
 
 def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
@@ -114,6 +112,9 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
         if unknown := sorted(set(kwargs) - set(BATCHING)):
             raise UsageError(f"{type(handler).__name__}.batch_elements_kwargs() has {unknown}, which Penstock does not know")
         self._length_fn = kwargs.get("length_fn") or getattr(handler, "_batch_length_fn", None)
+
+    def set_environment_vars(self) -> None:
+        self.beam.set_environment_vars()
 
     def load_model(self) -> Any:
         return self.beam.load_model()

@@ -74,7 +74,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._origin = NOWHERE  # the last one
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
-    def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterable[Any] | None:
+    def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterable[Any]:
         """Called for every element; most calls do nothing but to keep it."""
         last = self._origin
         if (
@@ -86,10 +86,10 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._origins.append(last)
         self._elements.append(element)
         if len(self._elements) < self._look_at:
-            return None
+            return ()  # None would be a mistake to Beam, which reads this method for it
         return self._look(origin)
 
-    def _look(self, origin: WindowedValue) -> Iterable[Any] | None:
+    def _look(self, origin: WindowedValue) -> Iterable[Any]:
         """Submit what was gathered if it is a block; otherwise say when to look again."""
         rows, row_bytes = len(self._elements), size_of(origin.value)
         self._bytes += (rows - self._looked) * row_bytes
@@ -97,12 +97,12 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         if rows < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
             room = 1 + (BLOCK_BYTES - self._bytes) // max(1, row_bytes)
             self._look_at = rows + min(SAMPLED_EVERY, BLOCK_ROWS - rows, room)
-            return None
+            return ()
         made, self._waiting = chain(self._waiting, self._push()), []
         if len(origin.windows) == 1:
             return made
         self._waiting = list(made)  # Beam would multiply the windows of whatever goes out now
-        return None
+        return ()
 
     def finish_bundle(self) -> Iterator[Any]:
         yield from self._waiting
@@ -162,7 +162,7 @@ class RefreshedInferenceDoFn(InferenceDoFn):
 
     def process(  # type: ignore[override]
         self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
-    ) -> Iterable[Any] | None:
+    ) -> Iterable[Any]:
         """versions: a ModelMetadata, or a list of KeyModelPathMapping; an EmptySideInput while there is none."""
         if versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.inference import handler
-from penstock.inference.handler import ExampleT, ModelT, PredictionT, is_prebatched, variables_of
+from penstock.inference.handler import ExampleT, ModelT, PredictionT, variables_of
 
 
 class ModelHandler(handler.ModelHandler[ExampleT, PredictionT, ModelT]):
@@ -18,11 +18,11 @@ class ModelHandler(handler.ModelHandler[ExampleT, PredictionT, ModelT]):
         super().__init__(**settings)
 
     def should_skip_batching(self) -> bool:
-        """Whether rows are batches already (with_no_batching())."""
-        return is_prebatched(self)
+        """Whether rows are batches already (with_no_batching()). Asked while the pipeline is built."""
+        return self._no_batching
 
     def set_environment_vars(self) -> None:
-        """Set the handler's env_vars in this process. Penstock does so by itself, before it loads the model."""
+        """Set the handler's env_vars in this process: the one that will hold the model, before load_model()."""
         os.environ.update(variables_of(self))
 
     def override_metrics(self, metrics_namespace: str = "") -> bool:
