@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import apache_beam as beam
@@ -219,6 +220,45 @@ def test_a_bad_element_fails_alone(tmp_path):
     assert found.values_of("failed") == [(0, ZeroDivisionError)]
 
 
+def hang(number):
+    if number == 2:
+        time.sleep(5)  # Beam leaves its thread behind, and a process waits for it before it ends
+    return number
+
+
+def die(number):
+    if number == 2:
+        os._exit(3)
+    return number
+
+
+class Seen(beam.PTransform):
+    def expand(self, answers):
+        return answers | beam.Map(lambda answer: answer)
+
+
+@pytest.mark.parametrize(
+    ("guard", "function", "error"),
+    [({"timeout": 1.0}, hang, "TimeoutError"), ({"use_subprocess": True}, die, "BrokenProcessPool")],
+    ids=["timeout", "use_subprocess"],
+)
+@pytest.mark.parametrize("where", ["before", "behind", "behind, monitored"])
+def test_functions_that_hang_or_crash_cost_a_row(guard, function, error, where, tmp_path):
+    """Whatever exc_class says, as of the model."""
+
+    def program(base, p, folder):
+        handler = adding(base)(0)
+        handler = handler.with_preprocess_fn(function) if where == "before" else handler.with_postprocess_fn(function)
+        step = base.RunInference(handler, monitoring_transform=Seen() if "monitored" in where else None)
+        main, other = p | beam.Create([1, 2, 3]) | step.with_exception_handling(exc_class=ValueError, **guard)
+        (failed,) = other.failed_preprocessing or other.failed_postprocessing
+        return {"answers": main, "failed": failed | beam.MapTuple(lambda row, error: (row, error[0].__name__))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of() == [1, 3]
+    assert found.values_of("failed") == [(2, error)]
+
+
 def test_too_many_failures_fail_the_pipeline(tmp_path):
     def program(base, p, folder):
         handler = adding(base)(1)
@@ -372,6 +412,22 @@ def test_a_handler_that_ignores_new_paths_cannot_be_refreshed(base):
     with pytest.raises(UsageError, match=r"cannot change while a pipeline runs: define update_model_path"):
         of_penstock.RunInference(adding(base)(1), watch_model_pattern="/models/*.json")
     of_penstock.RunInference(from_file(base)("old.json"), watch_model_pattern="/models/*.json")
+
+
+def test_versions_in_windows_are_refused():
+    """A model has one version at a time: each window would be answered by the newest."""
+    p = beam.Pipeline()
+    versions = p | beam.Create([of_penstock.ModelMetadata("a", "b")])
+    windowed = versions | beam.WindowInto(beam.window.FixedWindows(10))
+    with pytest.raises(UsageError, match="is in FixedWindows.*expected a collection in the global window"):
+        of_penstock.RunInference(from_file(of_penstock)("a"), model_metadata_pcoll=windowed)
+    trigger = beam.transforms.trigger.Repeatedly(beam.transforms.trigger.AfterProcessingTime(1))
+    in_global = beam.WindowInto(
+        beam.window.GlobalWindows(),
+        trigger=trigger,
+        accumulation_mode=beam.transforms.trigger.AccumulationMode.DISCARDING,
+    )
+    of_penstock.RunInference(from_file(of_penstock)("a"), model_metadata_pcoll=windowed | "Global" >> in_global)
 
 
 def test_two_sources_of_versions(tmp_path):
