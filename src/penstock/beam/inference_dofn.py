@@ -35,15 +35,19 @@ NOWHERE = WindowedValue(None, 0, ())
 class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     """Elements in, answers out, one for each; failures to the outputs that the spec names."""
 
-    def __init__(self, spec: InferenceSpec, step: str, run: str, workers: int = 1, kept: float = 0.0) -> None:
+    def __init__(
+        self, spec: InferenceSpec, step: str, run: str, workers: int = 1, kept: float = 0.0, counts: Any = None
+    ) -> None:
         """step: names the session, errors and metrics. run: the id of the pipeline, by which processes find each other;
         workers: how many there are on a machine, if that is known. kept: seconds for which a model stays after teardown(),
-        where a runner sets up anew for each bundle."""
+        where a runner sets up anew for each bundle. counts: the handler that is asked whether it counts by itself; the
+        spec's, if nothing is said."""
         self._spec = spec
         self._step = step
         self._run = run
         self._workers = workers
         self._kept = kept
+        self._counts = spec.handler if counts is None else counts
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
@@ -54,7 +58,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     def _open(self) -> process_sessions.Hold:
         if self._hold is None:
             self._hold, self._finalizer = process_sessions.opened(self._run, self, self._workers)
-            self._naming = naming_of(self._spec, self._step, self._hold.held.sessions.around)
+            self._naming = naming_of(self._spec, self._step, self._hold.held.sessions.around, self._counts)
         return self._hold
 
     def teardown(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -16,18 +16,21 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
 from penstock.beam.handlers import check_can_change, from_beam
 from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
+from penstock.beam.model_handler import OfKeyedModelHandler
 from penstock.beam.siblings import workers_of
 from penstock.beam.thresholds import check_threshold
 from penstock.beam.versions import check_windows
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
 from penstock.inference.guard import warn_of_functions
+from penstock.inference.handler import ExampleT, PredictionT
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec, check_shared_models
 from penstock.models.folder_use import remove_if_unused
 from penstock.models.host_address import run_folder
 
 MAIN = "main"
+ERROR = beam.typehints.Tuple[type, str, beam.typehints.List[str]]  # its class, its repr, its traceback
 KEPT = 1.0  # seconds for which a model waits for the next bundle, on a runner that sets up and tears down for each
 _pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
 
@@ -48,7 +51,9 @@ class RunInferenceDLQ(NamedTuple):
     failed_postprocessing: list[Any]
 
 
-class RunInference(beam.PTransform):  # type: ignore[misc]
+class RunInference(
+    beam.PTransform[beam.PCollection[ExampleT | Iterable[ExampleT]], beam.PCollection[PredictionT]]  # type: ignore[misc]
+):
     """One answer for each element, from the model that the handler describes: one of Penstock's, or one that was written
     against Beam's ModelHandler. Elements of all bundles and threads of a process meet in front of the model, and those of
     all processes of the machine where they share it."""
@@ -91,18 +96,21 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         spec = InferenceSpec.of(
             handler, inference_args, metrics_namespace, model_identifier=model_identifier, refresh=refresh
         )
+        self._handler = handler if isinstance(handler, OfKeyedModelHandler) else spec.handler  # says what the step is like
+        namespace = metrics_namespace or self._handler.get_metrics_namespace()
+        spec = replace(spec.batched_as(self._handler.batch_elements_kwargs()), metrics_namespace=namespace)
         each = spec.by_key is not None and spec.by_key.is_listed
         self._spec = replace(spec, counts_models=each if spec.by_key is not None else changes)
         self._given = model_handler
         self._monitoring = monitoring_transform
-        self._hints = _hints_of(self._spec.handler)
+        self._hints = _hints_of(self._handler)
 
     @classmethod
-    def from_callable(cls, model_handler_provider: Any, **kwargs: Any) -> RunInference:
+    def from_callable(cls, model_handler_provider: Any, **kwargs: Any) -> RunInference[ExampleT, PredictionT]:
         """A step whose handler is model_handler_provider(**kwargs), called once, here."""
         return cls(model_handler_provider(**kwargs))
 
-    def with_monitoring_transform(self, monitoring_transform: Any) -> RunInference:
+    def with_monitoring_transform(self, monitoring_transform: Any) -> RunInference[ExampleT, PredictionT]:
         """This step, with a transform that gets a copy of the answers as the model gave them, before functions behind it."""
         self._monitoring = monitoring_transform
         return self
@@ -114,7 +122,7 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         use_subprocess: bool = False,
         threshold: float = 1.0,
         timeout: float | None = None,
-    ) -> RunInference:
+    ) -> RunInference[ExampleT, PredictionT]:
         """This step for elements that may fail: it gives `(main, other)`, with what failed in `other` (RunInferenceDLQ),
         element by element. `threshold` counts elements."""
         handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
@@ -176,12 +184,19 @@ class RunInference(beam.PTransform):  # type: ignore[misc]
         steps.specs[f"{step} {spec.id}"] = spec
         check_shared_models(steps.specs)
         kept = KEPT if isinstance(pcoll.pipeline.runner, BundleBasedDirectRunner) else 0.0
-        do_fn = kind(spec, f"{step} {spec.id}", steps.run, workers_of(pcoll.pipeline.options), kept)
+        workers = workers_of(pcoll.pipeline.options)
+        do_fn = kind(spec, f"{step} {spec.id}", steps.run, workers, kept, self._handler)
         inference = beam.ParDo(do_fn, *([] if versions is None else [versions])).with_resource_hints(**self._hints)
         if spec.handling is None:
             return pcoll | "BeamML_RunInference" >> inference, []
         tags = spec.path.failure_tags()
         made = pcoll | "BeamML_RunInference" >> inference.with_outputs(*tags, main=MAIN)
+        typed = (
+            self.get_type_hints().simple_output_type(step) != beam.typehints.Any
+        )  # by with_output_types(): of all outputs
+        for tag in () if typed else tags:
+            row = Any if tag.startswith("failed_postprocessing") else pcoll.element_type
+            made[tag].element_type = beam.typehints.Tuple[row, ERROR]
         return made[MAIN], [made[tag] for tag in tags]
 
     def _versions(self, pipeline: Any) -> Any:
