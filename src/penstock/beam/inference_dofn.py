@@ -25,6 +25,7 @@ from penstock.blocks import rows_of, size_of
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.models.place import Surroundings, choose_place
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
@@ -58,7 +59,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     def _open(self) -> process_sessions.Hold:
         if self._hold is None:
             self._hold, self._finalizer = process_sessions.opened(self._run, self, self._workers)
-            self._naming = naming_of(self._spec, self._step, self._hold.held.sessions.around, self._counts)
+            around = self._hold.held.sessions.around
+            self._naming = naming_of(self._spec, self._step, around, self._counts)
+            self._block_rows = _block_rows(self._spec, around)
         return self._hold
 
     def teardown(self) -> None:
@@ -98,9 +101,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         rows, row_bytes = len(self._elements), size_of(origin.value)
         self._bytes += (rows - self._looked) * row_bytes
         self._looked = rows
-        if rows < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
+        if rows < self._block_rows and self._bytes < BLOCK_BYTES:
             room = 1 + (BLOCK_BYTES - self._bytes) // max(1, row_bytes)
-            self._look_at = rows + min(SAMPLED_EVERY, BLOCK_ROWS - rows, room)
+            self._look_at = rows + min(SAMPLED_EVERY, self._block_rows - rows, room)
             return ()
         made, self._waiting = chain(self._waiting, self._push()), []
         if len(origin.windows) == 1:
@@ -159,6 +162,14 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
             return
         for each in at:
             self._origins[each] = None
+
+
+def _block_rows(spec: InferenceSpec, around: Surroundings) -> int:
+    """Rows that are submitted at once. A model in another process answers one batch while the next is gathered here: a block
+    of many batches would be waited for, nearly to its end, before the next element is asked for."""
+    if spec.limits.max_size is None or not choose_place(spec.wishes(), around).hosted:
+        return BLOCK_ROWS
+    return max(SAMPLED_EVERY, min(BLOCK_ROWS, spec.limits.max_size))
 
 
 class RefreshedInferenceDoFn(InferenceDoFn):
