@@ -61,6 +61,7 @@ bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/llm.py
 	.venv-bench/bin/python benchmarks/handlers.py
 	.venv-bench/bin/python benchmarks/ray_cluster.py
+	.venv-bench/bin/python benchmarks/beam.py
 
 # pip, not uv: it finds the pinned build of torch. An environment is made anew when the dependencies change.
 .venv-%/ready: pyproject.toml

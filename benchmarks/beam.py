@@ -5,9 +5,9 @@
 
 texts: an encoder over texts of mixed lengths. identity: a model that gives back its rows, so that all that is measured is
 around it. images: rows of an image's size from two worker processes to one model (large_model=True). single rows: bundles
-of one row from 12 threads. Every case runs in a fresh process, its clock from before the
-pipeline is built until its last row is consumed. Ratios are taken within a round; their median is held against the target.
-Nothing is asserted.
+of one row from 12 threads, to the DoFns of both, which are called directly, without a runner. Every case
+runs in a fresh process, its clock from before the pipeline is built until its last row is consumed. Ratios are taken within
+a round; their median is held against the target. Nothing is asserted.
 """
 
 from __future__ import annotations

@@ -150,6 +150,16 @@ def test_failures_before_in_and_after_the_model(pipeline):
     assert p.result.counts["Ask"].rows_failed == 7
 
 
+def test_functions_that_a_timeout_does_not_cover_are_warned_of(caplog):
+    ps.RunInference(Model()).with_exception_handling(timeout=5)
+    ps.RunInference(Model().with_preprocess_fn(str)).with_exception_handling()
+    assert caplog.messages == []
+    ps.RunInference(Model().with_preprocess_fn(str)).with_exception_handling(timeout=5)
+    ps.RunInference(ps.KeyedModelHandler(Model().with_postprocess_fn(str))).with_exception_handling(use_subprocess=True)
+    assert "with_exception_handling(timeout=5) is for the model and prepare()" in caplog.messages[0]
+    assert "ps.Map(function).with_exception_handling(use_subprocess=True)" in caplog.messages[1]
+
+
 def test_keys_stay_with_their_rows(pipeline):
     def double(number):
         return 2 * {"one": 1, "two": 2, "three": 3, "five": 5}[number]

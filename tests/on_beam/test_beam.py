@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import apache_beam as beam
@@ -154,6 +155,53 @@ def test_models_may_be_of_any_type(model, tmp_path):
     assert run(program, of_penstock, str(tmp_path)).values_of() == [(each, model) for each in range(5)]
 
 
+BOTH = pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+
+
+@BOTH
+def test_a_handler_may_say_that_rows_are_batches(base, tmp_path):
+    class Ranks(base.ModelHandler):
+        def load_model(self):
+            return Weights(0)
+
+        def should_skip_batching(self):
+            return True
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [(each, len(batch)) for each in batch]
+
+    def program(_, p, folder):
+        plain = p | beam.Create([[1, 2], [3]]) | of_penstock.RunInference(Ranks())
+        around = Ranks().with_preprocess_fn(lambda batch: [each * 10 for each in batch])
+        again = p | "Again" >> beam.Create([[1, 2], [3]])
+        return {"answers": plain, "around": again | "Around" >> of_penstock.RunInference(around)}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of() == [(1, 2), (2, 2), (3, 1)]
+    assert found.values_of("around") == [(10, 2), (20, 2), (30, 1)]
+
+
+@BOTH
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_handler_may_set_the_environment_itself(base, large, tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THE_MODEL", "not set")
+
+    class Reads(base.ModelHandler):
+        def set_environment_vars(self):
+            os.environ["OF_THE_MODEL"] = "set"
+
+        def load_model(self):
+            return [os.environ["OF_THE_MODEL"]]
+
+        def run_inference(self, batch, model, inference_args=None):
+            return [model[0] for _ in batch]
+
+    def program(_, p, folder):
+        return {"answers": p | beam.Create([1]) | of_penstock.RunInference(Reads(large_model=large))}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == ["set"]
+
+
 def test_a_bad_element_fails_alone(tmp_path):
     class Halves(of_penstock.ModelHandler):
         def load_model(self):
@@ -170,6 +218,45 @@ def test_a_bad_element_fails_alone(tmp_path):
     found = run(program, of_penstock, str(tmp_path))
     assert len(found["answers"]) == 99
     assert found.values_of("failed") == [(0, ZeroDivisionError)]
+
+
+def hang(number):
+    if number == 2:
+        time.sleep(5)  # Beam leaves its thread behind, and a process waits for it before it ends
+    return number
+
+
+def die(number):
+    if number == 2:
+        os._exit(3)
+    return number
+
+
+class Seen(beam.PTransform):
+    def expand(self, answers):
+        return answers | beam.Map(lambda answer: answer)
+
+
+@pytest.mark.parametrize(
+    ("guard", "function", "error"),
+    [({"timeout": 1.0}, hang, "TimeoutError"), ({"use_subprocess": True}, die, "BrokenProcessPool")],
+    ids=["timeout", "use_subprocess"],
+)
+@pytest.mark.parametrize("where", ["before", "behind", "behind, monitored"])
+def test_functions_that_hang_or_crash_cost_a_row(guard, function, error, where, tmp_path):
+    """Whatever exc_class says, as of the model."""
+
+    def program(base, p, folder):
+        handler = adding(base)(0)
+        handler = handler.with_preprocess_fn(function) if where == "before" else handler.with_postprocess_fn(function)
+        step = base.RunInference(handler, monitoring_transform=Seen() if "monitored" in where else None)
+        main, other = p | beam.Create([1, 2, 3]) | step.with_exception_handling(exc_class=ValueError, **guard)
+        (failed,) = other.failed_preprocessing or other.failed_postprocessing
+        return {"answers": main, "failed": failed | beam.MapTuple(lambda row, error: (row, error[0].__name__))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of() == [1, 3]
+    assert found.values_of("failed") == [(2, error)]
 
 
 def test_too_many_failures_fail_the_pipeline(tmp_path):
@@ -238,7 +325,7 @@ def test_batches_that_fail_are_counted(tmp_path):
     assert found["RunInference", "failed_batches_counter"] == 1
 
 
-@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+@BOTH
 @pytest.mark.parametrize("wrapped", ["plain", "keyed", "of many models"])
 def test_resource_hints_become_beams(base, wrapped):
     class Large(base.ModelHandler):
@@ -293,6 +380,15 @@ def test_annotations_are_beams():
     assert annotated(of_penstock)["model_handler_type"].endswith(".Sizes")
 
 
+def test_beam_warns_of_nothing_when_a_step_is_built(caplog):
+    p = beam.Pipeline()
+    rows = p | beam.Create([1])
+    rows | of_penstock.RunInference(Sizes())
+    versions = p | "Versions" >> beam.Create([of_penstock.ModelMetadata("path", "name")])
+    rows | "Changes" >> of_penstock.RunInference(from_file(of_penstock)("old"), model_metadata_pcoll=versions)
+    assert caplog.messages == []
+
+
 # What is refused.
 
 
@@ -310,12 +406,28 @@ def test_what_is_no_handler(handler):
         of_penstock.RunInference(handler)
 
 
-@pytest.mark.parametrize("base", [of_beam, of_penstock], ids=["of Beam", "of Penstock"])
+@BOTH
 def test_a_handler_that_ignores_new_paths_cannot_be_refreshed(base):
     """With Beam, the old model would answer under the new name."""
     with pytest.raises(UsageError, match=r"cannot change while a pipeline runs: define update_model_path"):
         of_penstock.RunInference(adding(base)(1), watch_model_pattern="/models/*.json")
     of_penstock.RunInference(from_file(base)("old.json"), watch_model_pattern="/models/*.json")
+
+
+def test_versions_in_windows_are_refused():
+    """A model has one version at a time: each window would be answered by the newest."""
+    p = beam.Pipeline()
+    versions = p | beam.Create([of_penstock.ModelMetadata("a", "b")])
+    windowed = versions | beam.WindowInto(beam.window.FixedWindows(10))
+    with pytest.raises(UsageError, match="is in FixedWindows.*expected a collection in the global window"):
+        of_penstock.RunInference(from_file(of_penstock)("a"), model_metadata_pcoll=windowed)
+    trigger = beam.transforms.trigger.Repeatedly(beam.transforms.trigger.AfterProcessingTime(1))
+    in_global = beam.WindowInto(
+        beam.window.GlobalWindows(),
+        trigger=trigger,
+        accumulation_mode=beam.transforms.trigger.AccumulationMode.DISCARDING,
+    )
+    of_penstock.RunInference(from_file(of_penstock)("a"), model_metadata_pcoll=windowed | "Global" >> in_global)
 
 
 def test_two_sources_of_versions(tmp_path):

@@ -125,6 +125,24 @@ def test_wrong_line_of_the_recipe_is_found(line: str, wrong: str) -> None:
         check_recipe(RECIPE.replace(line, wrong))
 
 
+def docker_runs() -> bool:
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def test_image_of_the_example_is_built() -> None:
+    if not docker_runs():
+        pytest.skip("no Docker daemon runs here")
+    build = ["docker", "build", "--quiet", "--file", EXAMPLE / "Dockerfile", ROOT]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    image = done.stdout.strip()
+    imports = ["docker", "run", "--rm", "--entrypoint", "python", image, "-c", "import penstock.beam as b; b.RunInference"]
+    assert subprocess.run(imports, check=False).returncode == 0
+
+
 def test_pipeline_of_the_example_classifies_flowers(tmp_path: Path) -> None:
     run("make_model.py", str(tmp_path))
     files = {"input": "flowers.csv", "model": "iris.skops", "output": "species"}

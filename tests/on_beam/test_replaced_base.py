@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 import xgboost
 from apache_beam.ml.inference import base as of_beam
 from apache_beam.ml.inference import onnx_inference, pytorch_inference, sklearn_inference
@@ -127,6 +128,7 @@ def imported(replaced, monkeypatch):
 
     def load(name, package, needed):
         empty = types.ModuleType(package)
+        empty.__spec__ = importlib.util.spec_from_loader(package, None)  # transformers looks for it
         setattr(empty, needed, type(needed, (), {}))
         monkeypatch.delitem(sys.modules, f"apache_beam.ml.inference.{name}", raising=False)
         with monkeypatch.context() as meanwhile:
@@ -150,3 +152,51 @@ def test_beams_xgboost_handler_with_its_base_replaced(imported, tmp_path):
 
     answers = check_alike(handler, own, module, rows, tmp_path)
     assert len({str(answer) for _, answer, _ in answers}) > 2
+
+
+@pytest.fixture
+def small_bert(tmp_path):
+    """The folder of a text classifier, with its tokenizer."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=len(words), **sizes)
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_beams_hugging_face_handlers_with_their_base_replaced(imported, monkeypatch, small_bert, tmp_path):
+    """Two names of TensorFlow's, which the module imports, are stand-ins."""
+    monkeypatch.setitem(sys.modules["transformers"].__dict__, "TFAutoModel", type("TFAutoModel", (), {}))
+    module, own = imported("huggingface_inference", "tensorflow", "Tensor")
+
+    def program(base, p, folder):
+        of = own if base is of_penstock else module
+        pipe = of.HuggingFacePipelineModelHandler(task="text-classification", model=small_bert, device="CPU")
+        tensors = of.HuggingFaceModelHandlerKeyedTensor(
+            model_uri=small_bert, model_class=transformers.AutoModel, framework="pt", device="CPU", max_batch_size=4
+        )
+        assert isinstance(pipe, ps.ModelHandler) == (base is of_penstock)
+        texts = p | "Texts" >> beam.Create(["good film", "bad film", "good"])
+        ids = p | "Ids" >> beam.Create([{"input_ids": torch.tensor([2, word, 3])} for word in (5, 6, 7)])
+        return {
+            "texts": texts | "Pipe" >> base.RunInference(pipe) | "Label" >> beam.Map(labelled),
+            "ids": ids | "Tensors" >> base.RunInference(tensors) | "Round" >> beam.Map(rounded),
+        }
+
+    expected = run(program, of_beam, str(tmp_path))
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of("texts") == expected.values_of("texts")
+    assert found.values_of("ids") == expected.values_of("ids")
+    assert (len(found["texts"]), len(found["ids"])) == (3, 3)
+
+
+def labelled(found):
+    return found.example, found.inference["label"], round(found.inference["score"], 3)
+
+
+def rounded(found):
+    values = found.inference["last_hidden_state"].detach().numpy()
+    return found.example["input_ids"].tolist(), (values.round(2) + 0.0).tolist()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from apache_beam.ml.inference import base
 
+from penstock.beam import model_handler
+from penstock.beam.model_handler import OfKeyedModelHandler
 from penstock.errors import UsageError
 from penstock.inference import keyed
-from penstock.inference.handler import ModelHandler
+from penstock.inference.handler import ExampleT, ModelHandler, ModelT, PredictionT
 from penstock.inference.models_by_key import ModelsByKey
-from penstock.rows import PredictionResult
 
 BATCHING = {  # arguments of Beam's batching: what each is called here; None: there is nothing to set
     "min_batch_size": "min_batch_size",
@@ -29,6 +30,9 @@ BATCHING = {  # arguments of Beam's batching: what each is called here; None: th
     "record_metrics": None,
 }
 
+DEFINE_IT = "define update_model_path(self, model_path), which sets what load_model() loads"
+KeyT = TypeVar("KeyT")
+
 
 def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:
     """A handler of Penstock that does what this one does. One of Penstock's is given back as it is."""
@@ -37,71 +41,106 @@ def from_beam(handler: Any) -> ModelHandler[Any, Any, Any]:
     if not isinstance(handler, base.ModelHandler):
         hint = f"call it: {handler.__name__}(...)" if isinstance(handler, type) else "subclass penstock.beam.ModelHandler"
         raise UsageError(f"{handler!r}: expected a ModelHandler of Penstock or of Beam; {hint}")
-    made, before, after, no_batching = _peeled(handler)
+    made, before, after = _peeled(handler)
     for function in reversed(before):  # the last one attached runs first
         made = made.with_preprocess_fn(function)
     for function in after:
         made = made.with_postprocess_fn(function)
-    return made.with_no_batching() if no_batching else made
+    return made.with_no_batching() if handler.should_skip_batching() else made
 
 
-def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], Sequence[Any], bool]:
+def _peeled(handler: Any) -> tuple[ModelHandler[Any, Any, Any], Sequence[Any], Sequence[Any]]:
     """The handler inside, and the functions around it, in the order in which they run."""
     before, after = list(handler.get_preprocess_fns()), list(handler.get_postprocess_fns())
-    no_batching = False
     while isinstance(
         handler, (base._PreProcessingModelHandler, base._PostProcessingModelHandler, base._PrebatchedModelHandler)
     ):
-        no_batching = no_batching or isinstance(handler, base._PrebatchedModelHandler)
         handler = handler._base
     if type(handler) is base.MaybeKeyedModelHandler:
-        return MaybeKeyedModelHandler(handler._unkeyed), before, after, no_batching
+        return MaybeKeyedModelHandler(handler._unkeyed), before, after
     if type(handler) is not base.KeyedModelHandler:
-        return BeamModelHandler(handler), before, after, no_batching
+        return BeamModelHandler(handler), before, after
     if handler._single_model:
-        return KeyedModelHandler(handler._unkeyed), before, after, no_batching
-    return _keyed(handler), before, after, no_batching
+        return KeyedModelHandler(handler._unkeyed), before, after
+    return _keyed(handler), before, after
 
 
 def check_can_change(handler: ModelHandler[Any, Any, Any]) -> None:
-    """UsageError for handlers of Beam's that ignore a new path: Beam would go on with the old model under the new name."""
+    """UsageError for handlers that ignore a new path: Beam would go on with the old model under the new name."""
     inner = handler.unkeyed if isinstance(handler, keyed.KeyedModelHandler) else handler
     for kind in inner.kinds() if isinstance(inner, ModelsByKey) else [inner]:
-        own = getattr(kind, "beam", None)
-        if isinstance(own, base.ModelHandler) and type(own).update_model_path is base.ModelHandler.update_model_path:
-            raise UsageError(
-                f"{type(own).__name__} ignores a new path, so its model cannot change while a pipeline runs: define "
-                "update_model_path(self, model_path), which sets what load_model() loads"
-            )
+        own = getattr(kind, "beam", kind)
+        if ignores_paths(own):
+            what = "ignores a new path, so its model cannot change while a pipeline runs"
+            raise UsageError(f"{type(own).__name__} {what}: {DEFINE_IT}")
 
 
-def _keyed(handler: Any) -> KeyedModelHandler:
+def ignores_paths(handler: Any) -> bool:
+    """Of a handler of Beam's, or one whose base is replaced: whether it has no update_model_path() of its own."""
+    method = getattr(type(handler), "update_model_path", None)
+    return method in (base.ModelHandler.update_model_path, model_handler.ModelHandler.update_model_path)
+
+
+def _keyed(handler: Any) -> ModelHandler[Any, Any, Any]:
     keys: dict[Any, list[Any]] = {}
     for key, first in handler._key_to_id_map.items():
         keys.setdefault(first, []).append(key)
-    mappings = [KeyModelMapping(keys[first], own) for first, own in handler._id_to_mh_map.items()]
+    mappings: list[Any] = [KeyModelMapping(keys[first], own) for first, own in handler._id_to_mh_map.items()]
     return KeyedModelHandler(mappings, max_models_per_worker_hint=handler._max_models_per_worker_hint)
 
 
-class KeyModelMapping(keyed.KeyModelMapping):
+class KeyModelMapping(keyed.KeyModelMapping, Generic[KeyT, ExampleT, PredictionT, ModelT]):
     """Elements with these keys are for this handler's model: a handler of Penstock's or of Beam's."""
 
-    def __init__(self, keys: Sequence[Any], mh: Any) -> None:
+    def __init__(self, keys: Sequence[KeyT], mh: Any) -> None:
         super().__init__(keys, from_beam(mh))
 
+    @property
+    def mh(self) -> ModelHandler[Any, Any, Any]:
+        """The handler, by Beam's name for it."""
+        return self.model_handler
 
-class KeyedModelHandler(keyed.KeyedModelHandler):
+
+class KeyedModelHandler(keyed.KeyedModelHandler, OfKeyedModelHandler, Generic[KeyT, ExampleT, PredictionT, ModelT]):
     """Penstock's, which takes handlers of Beam's, too."""
 
-    def __init__(self, unkeyed: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(from_beam(unkeyed) if isinstance(unkeyed, base.ModelHandler) else unkeyed, *args, **settings)
+    def __init__(
+        self,
+        unkeyed: Any,
+        max_models_per_worker_hint: int | None = None,
+        memory_budget: str | int | None = None,
+        *,
+        default: Any = None,
+        key_column: str | None = None,
+    ) -> None:
+        """As of Penstock's. max_models_per_worker_hint has nothing to do where there is one model."""
+        if isinstance(unkeyed, (ModelHandler, base.ModelHandler)):
+            unkeyed, max_models_per_worker_hint = from_beam(unkeyed), None
+        elif isinstance(unkeyed, list):
+            unkeyed = list(map(_own_mapping, unkeyed))
+        settings: dict[str, Any] = {"default": _or_none(default), "key_column": key_column}
+        super().__init__(unkeyed, max_models_per_worker_hint, memory_budget, **settings)
+
+    @classmethod
+    def from_pattern(cls, pattern: str, handler: Any, *args: Any, default: Any = None, **settings: Any) -> Any:
+        return super().from_pattern(pattern, from_beam(handler), *args, default=_or_none(default), **settings)
 
 
-class MaybeKeyedModelHandler(keyed.MaybeKeyedModelHandler):
+class MaybeKeyedModelHandler(
+    keyed.MaybeKeyedModelHandler, OfKeyedModelHandler, Generic[KeyT, ExampleT, PredictionT, ModelT]
+):
     """Penstock's, which takes handlers of Beam's, too."""
 
     def __init__(self, unkeyed: Any) -> None:
         super().__init__(from_beam(unkeyed))
+
+
+def _own_mapping(mapping: Any) -> Any:
+    return KeyModelMapping(mapping.keys, mapping.mh) if isinstance(mapping, base.KeyModelMapping) else mapping
+
+
+def _or_none(handler: Any) -> ModelHandler[Any, Any, Any] | None:
+    return None if handler is None else from_beam(handler)
 
 
 class BeamModelHandler(ModelHandler[Any, Any, Any]):
@@ -115,12 +154,14 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
             raise UsageError(f"{type(handler).__name__}.batch_elements_kwargs() has {unknown}, which Penstock does not know")
         self._length_fn = kwargs.get("length_fn") or getattr(handler, "_batch_length_fn", None)
 
+    def set_environment_vars(self) -> None:
+        self.beam.set_environment_vars()
+
     def load_model(self) -> Any:
         return self.beam.load_model()
 
     def run_inference(self, batch: Sequence[Any], model: Any, inference_args: Mapping[str, Any] | None = None) -> Any:
-        made = list(self.beam.run_inference(batch, model, inference_args))
-        return [PredictionResult(*each) if type(each) is base.PredictionResult else each for each in made]
+        return list(self.beam.run_inference(batch, model, inference_args))
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         given = self.beam.batch_elements_kwargs()
@@ -150,6 +191,8 @@ class BeamModelHandler(ModelHandler[Any, Any, Any]):
         self.beam.validate_inference_args(inference_args)
 
     def update_model_path(self, model_path: str) -> None:
+        if ignores_paths(self.beam):
+            raise UsageError(f"{type(self.beam).__name__} ignores a new path: {DEFINE_IT}")
         self.beam.update_model_path(model_path)
 
     def share_model_across_processes(self) -> bool:

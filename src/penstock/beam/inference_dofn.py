@@ -25,6 +25,7 @@ from penstock.blocks import rows_of, size_of
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.models.place import Surroundings, choose_place
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
@@ -35,15 +36,19 @@ NOWHERE = WindowedValue(None, 0, ())
 class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     """Elements in, answers out, one for each; failures to the outputs that the spec names."""
 
-    def __init__(self, spec: InferenceSpec, step: str, run: str, workers: int = 1, kept: float = 0.0) -> None:
+    def __init__(
+        self, spec: InferenceSpec, step: str, run: str, workers: int = 1, kept: float = 0.0, counts: Any = None
+    ) -> None:
         """step: names the session, errors and metrics. run: the id of the pipeline, by which processes find each other;
         workers: how many there are on a machine, if that is known. kept: seconds for which a model stays after teardown(),
-        where a runner sets up anew for each bundle."""
+        where a runner sets up anew for each bundle. counts: the handler that is asked whether it counts by itself; the
+        spec's, if nothing is said."""
         self._spec = spec
         self._step = step
         self._run = run
         self._workers = workers
         self._kept = kept
+        self._counts = spec.handler if counts is None else counts
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
@@ -54,7 +59,9 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
     def _open(self) -> process_sessions.Hold:
         if self._hold is None:
             self._hold, self._finalizer = process_sessions.opened(self._run, self, self._workers)
-            self._naming = naming_of(self._spec, self._step, self._hold.held.sessions.around)
+            around = self._hold.held.sessions.around
+            self._naming = naming_of(self._spec, self._step, around, self._counts)
+            self._block_rows = _block_rows(self._spec, around)
         return self._hold
 
     def teardown(self) -> None:
@@ -74,7 +81,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._origin = NOWHERE  # the last one
         self._waiting: list[Any] = []  # what could not go out with the element at hand
 
-    def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterable[Any] | None:
+    def process(self, element: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam) -> Iterable[Any]:
         """Called for every element; most calls do nothing but to keep it."""
         last = self._origin
         if (
@@ -86,23 +93,23 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._origins.append(last)
         self._elements.append(element)
         if len(self._elements) < self._look_at:
-            return None
+            return ()  # None would be a mistake to Beam, which reads this method for it
         return self._look(origin)
 
-    def _look(self, origin: WindowedValue) -> Iterable[Any] | None:
+    def _look(self, origin: WindowedValue) -> Iterable[Any]:
         """Submit what was gathered if it is a block; otherwise say when to look again."""
         rows, row_bytes = len(self._elements), size_of(origin.value)
         self._bytes += (rows - self._looked) * row_bytes
         self._looked = rows
-        if rows < BLOCK_ROWS and self._bytes < BLOCK_BYTES:
+        if rows < self._block_rows and self._bytes < BLOCK_BYTES:
             room = 1 + (BLOCK_BYTES - self._bytes) // max(1, row_bytes)
-            self._look_at = rows + min(SAMPLED_EVERY, BLOCK_ROWS - rows, room)
-            return None
+            self._look_at = rows + min(SAMPLED_EVERY, self._block_rows - rows, room)
+            return ()
         made, self._waiting = chain(self._waiting, self._push()), []
         if len(origin.windows) == 1:
             return made
         self._waiting = list(made)  # Beam would multiply the windows of whatever goes out now
-        return None
+        return ()
 
     def finish_bundle(self) -> Iterator[Any]:
         yield from self._waiting
@@ -157,12 +164,20 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
             self._origins[each] = None
 
 
+def _block_rows(spec: InferenceSpec, around: Surroundings) -> int:
+    """Rows that are submitted at once. A model in another process answers one batch while the next is gathered here: a block
+    of many batches would be waited for, nearly to its end, before the next element is asked for."""
+    if spec.limits.max_size is None or not choose_place(spec.wishes(), around).hosted:
+        return BLOCK_ROWS
+    return max(SAMPLED_EVERY, min(BLOCK_ROWS, spec.limits.max_size))
+
+
 class RefreshedInferenceDoFn(InferenceDoFn):
     """The same with a model that changes: its versions come by a side input."""
 
     def process(  # type: ignore[override]
         self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
-    ) -> Iterable[Any] | None:
+    ) -> Iterable[Any]:
         """versions: a ModelMetadata, or a list of KeyModelPathMapping; an EmptySideInput while there is none."""
         if versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions

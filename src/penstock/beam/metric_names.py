@@ -8,7 +8,7 @@ a model for each key     num_inferences of all, and <first key>-_num_inferences 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.beam.versions import VersionNames
 from penstock.inference.spec import InferenceSpec
@@ -20,9 +20,9 @@ Rows: TypeAlias = Mapping[tuple[str, str | None], int]  # that were answered, by
 Naming: TypeAlias = Callable[[Metrics, Rows], Metrics]
 
 
-def naming_of(spec: InferenceSpec, step: str, around: Surroundings) -> Naming | None:
-    """How the metrics of a step's bundles are called; None: just as they are."""
-    overrides = getattr(spec.handler, "override_metrics", None)
+def naming_of(spec: InferenceSpec, step: str, around: Surroundings, handler: Any) -> Naming | None:
+    """How the metrics of a step's bundles are called; None: just as they are. handler: asked for override_metrics()."""
+    overrides = getattr(handler, "override_metrics", None)
     if overrides is not None and overrides(spec.metrics_namespace):
         return lambda metrics, rows: Metrics()
     if not spec.counts_models:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from apache_beam.transforms.window import GlobalWindows
+
+from penstock.errors import UsageError
 from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
 from penstock.io.model_versions import versions_of
 from penstock.models.place import Surroundings
 from penstock.models.version_files import VersionFiles
+
+
+def check_windows(versions: Any) -> None:
+    """UsageError for versions of a window each: a model has one version at a time, which answers rows of all windows."""
+    windows = versions.windowing.windowfn
+    if not isinstance(windows, GlobalWindows):
+        raise UsageError(
+            f"model_metadata_pcoll= is in {type(windows).__name__}, and a step has one version at a time, for rows of all "
+            "windows; expected a collection in the global window: put beam.WindowInto(GlobalWindows(), "
+            "trigger=Repeatedly(AfterProcessingTime(1)), accumulation_mode=AccumulationMode.DISCARDING) behind it, as "
+            "Beam's WatchFilePattern does. For a version of each window, use Beam's own RunInference"
+        )
 
 
 def announce(versions: Any, spec: InferenceSpec, step: str, around: Surroundings) -> None:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import UsageError
 from penstock.failures import RAISED, Failure, Handling
-from penstock.inference.path import name_of
+from penstock.inference.path import RowPath, name_of
 from penstock.row_copies import own_rows
 from penstock.rows import let_through, map_rows
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_functions(path: RowPath, handling: Handling) -> None:
+    """Log that functions around the model are not guarded, where the user asks that the model be."""
+    if handling.isolated and (path.functions_before or path.functions_after):
+        asked = "use_subprocess=True" if handling.timeout is None else f"timeout={handling.timeout:g}"
+        logger.warning(
+            "with_exception_handling(%s) is for the model and prepare(): pre- and postprocess functions run in the worker, "
+            "and one that hangs or crashes is not stopped; make it a step of its own, "
+            "ps.Map(function).with_exception_handling(%s)",
+            asked,
+            asked,
+        )
 
 
 class Guard:

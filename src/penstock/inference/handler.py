@@ -369,8 +369,8 @@ def measures_examples(handler: ModelHandler[Any, Any, Any]) -> bool:
 
 
 def is_prebatched(handler: ModelHandler[Any, Any, Any]) -> bool:
-    """Whether rows are batches already (with_no_batching())."""
-    return handler._no_batching
+    """Whether rows are batches already: with_no_batching(), or the handler says so by the name that Beam has for it."""
+    return handler._no_batching or bool(getattr(handler, "should_skip_batching", bool)())
 
 
 def describes_same_model(one: ModelHandler[Any, Any, Any], other: ModelHandler[Any, Any, Any]) -> bool:

@@ -29,8 +29,13 @@ def load_model_of(
             what = f"{type(handler).__name__}.{method}() raised {type(exc).__name__}: {safe_str(exc)}"
             raise ModelLoadError(f"step {step!r}: {what}") from exc
 
+    def load_model() -> Any:
+        if set_variables := getattr(handler, "set_environment_vars", None):  # of Beam's
+            asked("set_environment_vars", set_variables)
+        return asked("load_model", handler.load_model)
+
     return load(
-        lambda: asked("load_model", handler.load_model),
+        load_model,
         variables,
         model_files=handler.model_files,
         declared_bytes=lambda model: checked_bytes(asked("model_bytes", lambda: handler.model_bytes(model))),

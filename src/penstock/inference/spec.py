@@ -87,6 +87,10 @@ class InferenceSpec:
             refresh=refresh,
         )
 
+    def batched_as(self, kwargs: Mapping[str, Any]) -> InferenceSpec:
+        """The same inference with these limits on batches, in the place of its handler's."""
+        return replace(self, limits=BatchLimits.of(kwargs, self.handler.new_shapes_cost()))
+
     def session_key(self, step: str) -> str:
         """Names the session of a step, or of all steps that share its model."""
         return f"model {self.model_identifier}" if self.model_identifier else f"step {step}"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Failure, Handling
+from penstock.inference.guard import warn_of_functions
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import handler_for
 from penstock.inference.keyed import KeyedModelHandler
@@ -99,6 +100,7 @@ class RunInference(Retryable[PCollection[T], PCollection[U]]):
         has a process of its own, whose hangs and crashes cost a row too, whatever `exc_class` says.
         """
         handling = Handling(exc_class=exc_class, use_subprocess=use_subprocess, threshold=threshold, timeout=timeout)
+        warn_of_functions(self.spec.path, handling)
         handled = copy.copy(self)
         handled.spec = replace(self.spec, handling=handling)
         return HandledInference(handled)

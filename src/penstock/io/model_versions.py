@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from penstock.errors import UsageError
 from penstock.io.files import without_secrets
@@ -14,6 +14,8 @@ from penstock.pipeline.traits import Traits
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
+
+KeyT = TypeVar("KeyT")
 
 INTERVAL = 10.0  # seconds between two looks, where nobody says
 SHORTEST = 0.2
@@ -28,15 +30,15 @@ class ModelMetadata(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KeyModelPathMapping:
+class KeyModelPathMapping(Generic[KeyT]):
     """A version of the model that these keys have, of a handler with a model for each key."""
 
-    keys: Sequence[Any]
+    keys: Sequence[KeyT]
     update_path: str
     model_id: str = ""  # what its answers are marked with; empty: the path
 
 
-NewVersion: TypeAlias = ModelMetadata | KeyModelPathMapping
+NewVersion: TypeAlias = ModelMetadata | KeyModelPathMapping[Any]
 
 
 @runtime_checkable

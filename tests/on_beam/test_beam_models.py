@@ -1,0 +1,184 @@
+"""Where models live and what batches they get, on Apache Beam: the same as on Penstock's own engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import apache_beam as beam
+import cloudpickle
+import pytest
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+import beam_programs
+import penstock.beam as of_penstock
+from beam_programs import Weights, from_file, written
+from beam_runs import run
+from penstock.beam.inference_dofn import RefreshedInferenceDoFn
+from penstock.inference.refresh import Refresh
+from penstock.inference.spec import InferenceSpec
+
+for each in (sys.modules[__name__], beam_programs):
+    cloudpickle.register_pickle_by_value(each)
+
+LONGEST = 60.0  # seconds that something may take
+
+
+def wait_for(holds):
+    until = time.monotonic() + LONGEST
+    while not holds():
+        assert time.monotonic() < until, "it never came to pass"
+        time.sleep(0.01)
+
+
+class Spread(of_penstock.ModelHandler):
+    """Answers with how much the lengths of its batch differ."""
+
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        lengths = [len(each) for each in batch]
+        return [max(lengths) - min(lengths)] * len(batch)
+
+
+def test_rows_of_like_length_share_a_batch(tmp_path):
+    lengths = [random.Random(number).randint(1, 500) for number in range(2000)]
+
+    def program(base, p, folder):
+        texts = p | beam.Create([0]) | beam.FlatMap(lambda _: ["x" * length for length in lengths])
+        return {
+            "by length": texts | "L" >> base.RunInference(Spread(max_batch_size=16, batch_length_fn=len)),
+            "as they come": texts | "C" >> base.RunInference(Spread(max_batch_size=16)),
+        }
+
+    found = run(program, of_penstock, str(tmp_path))
+    by_length, as_they_come = (sum(found.values_of(name)) for name in ("by length", "as they come"))
+    assert len(found["by length"]) == len(found["as they come"]) == 2000
+    assert by_length < as_they_come / 5
+
+
+class Meets(of_penstock.ModelHandler):
+    """Answers with its process, when all copies are at work."""
+
+    def __init__(self, folder, copies):
+        super().__init__(model_copies=copies, max_batch_size=1)
+        self.folder, self.copies = folder, copies
+
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        Path(self.folder, f"{os.getpid()}.pid").touch()
+        wait_for(lambda: len(list(Path(self.folder).glob("*.pid"))) >= self.copies)
+        return [os.getpid()] * len(batch)
+
+
+def test_copies_of_a_model_are_so_many_processes(tmp_path):
+    def program(base, p, folder):
+        rows = p | beam.Create([0]) | beam.FlatMap(lambda _: range(50))
+        return {"answers": rows | base.RunInference(Meets(folder, 2))}
+
+    found = run(program, of_penstock, str(tmp_path)).values_of()
+    assert (len(found), len({*found} - {os.getpid()})) == (50, 2)
+
+
+class Prepares(of_penstock.ModelHandler):
+    def load_prepare(self):
+        return 10
+
+    def prepare(self, examples, tool, inference_args=None):
+        return [(each * tool, os.getpid()) for each in examples]
+
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [(each, prepared_in, os.getpid()) for each, prepared_in in batch]
+
+
+def test_rows_of_a_model_in_a_host_are_prepared_outside(tmp_path):
+    def program(base, p, folder):
+        return {"answers": p | beam.Create([1, 2]) | base.RunInference(Prepares(large_model=True))}
+
+    found = run(program, of_penstock, str(tmp_path)).values_of()
+    assert [each[:2] for each in found] == [(10, os.getpid()), (20, os.getpid())]
+    assert os.getpid() not in {host for _, _, host in found}
+
+
+class Crashes(of_penstock.ModelHandler):
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        if 3 in batch:
+            os._exit(1)
+        return batch
+
+
+def test_a_row_that_crashes_the_model_fails_alone(tmp_path):
+    def program(base, p, folder):
+        main, other = p | beam.Create(range(6)) | base.RunInference(Crashes()).with_exception_handling(use_subprocess=True)
+        return {"answers": main, "failed": other.failed_inferences | beam.MapTuple(lambda row, error: row)}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert found.values_of() == [0, 1, 2, 4, 5]
+    assert found.values_of("failed") == [3]
+
+
+class Notes(of_penstock.ModelHandler):
+    """Notes that it was called."""
+
+    def __init__(self, path):
+        super().__init__(large_model=True, max_batch_size=16)
+        self.path = path
+
+    def load_model(self):
+        return Weights(0)
+
+    def run_inference(self, batch, model, inference_args=None):
+        Path(self.path).touch()
+        return batch
+
+
+def test_a_model_in_a_host_answers_while_its_bundle_is_read(tmp_path):
+    called = tmp_path / "called"
+
+    def read(_):
+        yield from range(100)
+        wait_for(called.exists)
+        yield 100
+
+    def program(base, p, folder):
+        return {"answers": p | beam.Create([0]) | beam.FlatMap(read) | base.RunInference(Notes(str(called)))}
+
+    assert sorted(run(program, of_penstock, str(tmp_path)).values_of()) == [*range(101)]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_model_changes_while_a_pipeline_runs(large, tmp_path):
+    """Bundle by bundle, as a worker of Beam's calls the step. A version that cannot be loaded leaves the one before it."""
+    paths = {name: written(tmp_path, f"{name}.json", much) for name, much in [("old", 0), ("first", 100), ("second", 200)]}
+    (tmp_path / "bad.json").write_text("no number")
+    spec = InferenceSpec.of(from_file(of_penstock)(paths["old"], large_model=large), refresh=Refresh.of())
+    step = RefreshedInferenceDoFn(spec, "step", f"test-{os.getpid()}-{large}")
+    step.setup()
+
+    def answers(path):
+        version = of_penstock.ModelMetadata(path, "name")
+        step.start_bundle()
+        made = list(step.process(1, version, WindowedValue(1, 0, (GlobalWindow(),))))
+        return [each.value for each in (*made, *step.finish_bundle())]
+
+    try:
+        wait_for(lambda: answers(paths["first"]) == [101])
+        assert answers(paths["second"]) in ([101], [201])
+        wait_for(lambda: answers(paths["second"]) == [201])
+        assert answers(str(tmp_path / "bad.json")) == [201]
+        wait_for(lambda: answers(paths["first"]) == [101])
+    finally:
+        step.teardown()
