@@ -63,12 +63,16 @@ class OnDevice(ps.ModelHandler):
 
 
 class AllAtOnce(OnDevice):
-    """No call ends before every device was called."""
+    """No call ends before every device was called, and all copies are loaded."""
 
     devices = 2
+    copies = 1
 
     def call(self, device, before):
-        self.wait_until(lambda: len({name for name, _ in self.noted("calls")}) == self.devices)
+        self.wait_until(lambda: len(self.noted("loads")) >= self.copies and self._called() == self.devices)
+
+    def _called(self):
+        return len({name for name, _ in self.noted("calls")})
 
 
 class OneSlow(OnDevice):
@@ -145,6 +149,7 @@ def test_a_handler_may_use_some_devices_only(two_gpus, tmp_path):
 
 def test_copies_are_dealt_out_to_the_devices(two_gpus, tmp_path):
     handler = AllAtOnce(tmp_path, model_copies=4)
+    handler.copies = 4
     answers(handler)
     assert sorted(device for device, _ in handler.noted("loads")) == ["0", "0", "1", "1"]
 
