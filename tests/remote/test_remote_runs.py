@@ -10,20 +10,24 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from datetime import date
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 
 import penstock as ps
 from http_server import Answer, HttpServer, chat
-from penstock.errors import BadRowsError, BudgetSpentError, UsageError
-from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices
+from penstock.errors import BadRowsError, BudgetSpentError, StepError, UsageError
+from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices, kserve_answer
 from penstock.inference.service_handler import RunPlace
 from penstock.remote.contents import contents_of
 
-KEY = "sk-Zq7-never-to-be-seen-93a"
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no worker imports this file
+
+KEY = "sk-Zq7/never-to-be-seen-93a"
 
 
 def plus_one(body, headers):
@@ -382,6 +386,78 @@ def test_the_key_is_sent_and_is_nowhere_else(tmp_path):
         assert KEY not in text
     for path, content in {**left, **everything_in(tmp_path)}.items():
         assert KEY.encode() not in content, path
+
+
+def tells_the_key(body, headers):
+    """Beside an answer, and in errors: at a place where they are cut, or far behind."""
+    key = headers.get("authorization") or headers["x-api-key"]
+    text = body["messages"][-1]["content"] if "messages" in body else str(body["x"])
+    if text == "1":
+        return Answer({"error": {"message": "x" * 260 + key}})
+    if text == "2":
+        return Answer(chat(None, debug=key) | {"choices": [{"message": {"refusal": "x" * 265 + key}}]})
+    if text == "3":
+        return Answer(("x" * 1190 + key.replace("/", "\\/")).encode(), status=400)
+    return Answer(chat("fine") | {"y": 1, "debug": key})
+
+
+def http_of(url, **settings):
+    return HttpModelHandler(url, request_of, answer_of, **settings)
+
+
+def kserve_of(url, **settings):
+    return HttpModelHandler(url, request_of, kserve_answer(), **settings)
+
+
+def openai_of(url, **settings):
+    return OpenAICompatibleModelHandler(url, "m", **settings)
+
+
+def key_function():
+    return os.environ["SERVICE_KEY"]
+
+
+def key_headers():
+    return {"X-Api-Key": os.environ["SERVICE_KEY"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (http_of, {"api_key": key_function}),
+        (kserve_of, {"headers": key_headers}),
+        (openai_of, {"api_key_env": "SERVICE_KEY"}),
+    ],
+)
+@pytest.mark.parametrize("handled", [True, False])
+def test_no_part_of_a_key_that_a_service_tells_back_is_kept(tmp_path, monkeypatch, caplog, make, given, handled):
+    """In 200s and in errors, whole or cut: in files, among them kept answers and dead letters, in errors and DEBUG logs."""
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv("SERVICE_KEY", KEY)
+    (tmp_path / "in.txt").write_text("0\n1\n2\n3\n4\n" if handled else "0\n1\n")
+    said = []
+    with HttpServer(tells_the_key) as server:
+        step = ps.RunInference(make(server.url, max_in_flight=1, **given))
+        p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / "run"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in.txt"))
+        if handled:
+            good, bad = rows | "ask" >> step.with_exception_handling()
+            (
+                bad.failed_inferences
+                | ps.Map(lambda each: f"{each[1]!r} {each[1].message}")
+                | ps.WriteToText(str(tmp_path / "bad"))
+            )
+        else:
+            good = rows | "ask" >> step
+        good | ps.Map(lambda made: "fine") | ps.WriteToText(str(tmp_path / "out"))
+        try:
+            p.run()
+        except StepError:
+            said.append(traceback.format_exc())
+        assert server.seen == 5 if handled else 2
+    assert handled or (list((tmp_path / "run/answers").iterdir()) and "***" in said[0])
+    for text in [*said, caplog.text, *(content.decode("latin-1") for content in everything_in(tmp_path).values())]:
+        assert KEY[:8] not in text
 
 
 def test_a_key_from_a_function_is_asked_for_again_when_it_is_too_old():

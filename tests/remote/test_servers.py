@@ -139,6 +139,9 @@ def test_a_row_that_the_server_refuses_is_that_rows_failure():
 def test_a_key_that_was_made_for_the_server_goes_with_requests():
     keyed = handler(key_variable="MODEL_SERVER_KEY")
     assert answered((ps.Pipeline(workers=0) | ps.Create(["a"]) | ps.RunInference(keyed)).collect()) == ["A"]
+    _, failed = handled(["bad row", "die now"], ps.RunInference(keyed).with_exception_handling())
+    assert "this prompt is bad ***" in failed["bad row"].message
+    assert "cannot bear ***" in failed["die now"].message, "the end of its log"
 
 
 # Deaths.

@@ -39,7 +39,7 @@ class _Answer:
 
     def __call__(self, body: Any) -> Any:
         if isinstance(body, Mapping) and body.get("error"):
-            raise ValueError(f"the service answered with an error: {body['error']!r:.300}")
+            raise ValueError(f"the service answered with an error: {body['error']!r}")
         outputs = {each["name"]: each for each in body["outputs"]}
         if self._name is None and len(outputs) != 1:
             raise ValueError(f"expected one output, got {', '.join(outputs)}; name one: kserve_answer(name)")

@@ -22,7 +22,7 @@ from penstock.remote.openai_format import usage_of
 from penstock.remote.pace import backoff
 from penstock.remote.rules import PASSING, REFUSED, UNAVAILABLE, Retries, retry_after
 
-SHOWN = 300  # characters of a body in errors
+SHOWN = 500  # characters of a body, or of an error that it led to
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,14 @@ class Service:
             raise
         self._used(use, tokens)
         if digest:
-            self._answers.keep(digest, reply.body)  # before anybody is given it
+            self._keep(digest, reply.body)  # before anybody is given it
         return answer
+
+    def _keep(self, digest: bytes, body: bytes) -> None:
+        """Not if the service tells a key back: a resumed run asks once more."""
+        text = body.decode(errors="replace")
+        if self._redact(text) == text:
+            self._answers.keep(digest, body)
 
     async def _reply(self, content: bytes, tokens: float) -> Reply:
         """Sent until there is one that counts."""
@@ -104,10 +110,10 @@ class Service:
                 reply = await self._transport(content)
             except Unreachable as exc:
                 self._account.take_back()
-                self._gate.unreachable(sent, self._redact(str(exc)))
+                self._gate.unreachable(sent, self._shown(str(exc)))
                 continue
             except BrokenOff as exc:
-                error = RemoteRequestError(f"{self._name}: {self._redact(str(exc))}")
+                error = RemoteRequestError(f"{self._name}: {self._shown(str(exc))}")
             else:
                 self._counts.add("requests")
                 if reply.status in REFUSED:
@@ -138,9 +144,9 @@ class Service:
         try:
             return read(reply.body)
         except RemoteRequestError as exc:
-            raise RemoteRequestError(f"{self._name}: {self._redact(str(exc))}") from None
+            raise RemoteRequestError(f"{self._name}: {self._shown(str(exc))}") from None
         except Exception as exc:
-            what = f"the answer is not as expected: {type(exc).__name__}: {self._redact(str(exc))}"
+            what = f"the answer is not as expected: {type(exc).__name__}: {self._shown(str(exc))}"
             raise RemoteRequestError(f"{self._name}: {what}; it begins: {self._beginning(reply)}") from None
 
     def _used(self, use: Spending, thought: float) -> None:
@@ -149,8 +155,11 @@ class Service:
             self._gate.pace.used(taken - thought)
 
     def _beginning(self, reply: Reply) -> str:
-        text = reply.body[: 4 * SHOWN].decode(errors="replace")
-        return self._redact(text)[:SHOWN] or "(nothing)"
+        return self._shown(reply.body.decode(errors="replace")) or "(nothing)"
+
+    def _shown(self, text: str) -> str:
+        """The beginning of a text from elsewhere, for errors. Cut last: a secret that is cut is not found any more."""
+        return self._redact(text)[:SHOWN]
 
 
 def _use_of(body: bytes) -> Spending:
