@@ -20,7 +20,7 @@ from penstock.remote.http import Credentials, HttpTransport
 from penstock.remote.kserve import kserve_answer, kserve_request
 from penstock.remote.meter import Meter
 from penstock.remote.openai_format import OpenAIFormat, usage_of
-from penstock.remote.rules import AskingRules, Retries
+from penstock.remote.rules import AskingRules, Retries, check_at_least_one
 from penstock.remote.service import Service
 
 __all__ = [
@@ -85,8 +85,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         settings: those of every handler, such as columns and output_column."""
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise UsageError(f"url={without_secrets(str(url))!r}: expected an address that begins with http:// or https://")
-        if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
-            raise UsageError(f"max_in_flight={max_in_flight!r}: expected a whole number of at least 1")
+        check_at_least_one("max_in_flight", max_in_flight)
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
             raise UsageError(f"timeout={timeout!r}: expected seconds, more than 0")
         self._max_in_flight = max_in_flight  # before the limits of batches are checked
@@ -105,7 +104,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
             budget=budget or Budget(),
             prices=prices or Prices(),
         )
-        self._httpx_args = dict(httpx_args or {})
+        self._httpx_args = _checked_options(httpx_args)
         self._args_column = args_column
 
     def rows_in_flight(self) -> int:
@@ -234,6 +233,14 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
 
     def model_id(self) -> str | None:
         return self._format.model
+
+
+def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """httpx_args without what the handler has arguments of its own for."""
+    for name in ("headers", "timeout"):
+        if name in (given or {}):
+            raise UsageError(f"httpx_args has {name!r} in it; give it to the handler itself: {name}=")
+    return dict(given or {})
 
 
 def _scaled(uses: Sequence[Spending], rows: int) -> Spending:

@@ -13,7 +13,7 @@ from penstock.inference.handler import ExampleT, ModelT, PredictionT
 from penstock.inference.service_handler import ServiceHandler
 from penstock.remote.budget import Budget, Prices, Spending
 from penstock.remote.pace import backoff
-from penstock.remote.rules import REFUSED, UNAVAILABLE, AskingRules, Retries, retry_after
+from penstock.remote.rules import REFUSED, UNAVAILABLE, AskingRules, Retries, check_at_least_one, retry_after
 
 if TYPE_CHECKING:
     from penstock.remote.meter import Meter
@@ -67,6 +67,7 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         answer, after which the run ends. max_concurrent_requests: threads that call request() at once in each process.
         budget, prices: what requests may take at most; a request counts as one, tokens by used_tokens().
         settings: those of every handler, such as max_batch_size."""
+        check_at_least_one("max_concurrent_requests", max_concurrent_requests)
         super().__init__(**settings)
         self._namespace = namespace
         self._retries = Retries(num_retries=num_retries, retry_filter=retry_filter)
