@@ -342,6 +342,52 @@ def test_a_service_that_stays_away_ends_the_run():
         asked([1], http_handler(url, max_outage_secs=0.3))
 
 
+@pytest.mark.parametrize(
+    ("answer", "hosted", "settings", "error"),
+    [
+        (Answer(b"no", status=401), False, {"requests_per_minute": 2}, UsageError),
+        (Answer(b"no", status=401), True, {"requests_per_minute": 2}, UsageError),
+        (Answer(b"no", status=400), False, {"requests_per_minute": 2}, StepError),
+        (Answer({"y": 1}), False, {"requests_per_minute": 20, "budget": Budget(max_requests=1)}, BudgetSpentError),
+        (Answer({"y": 1}), True, {"requests_per_minute": 20, "budget": Budget(max_requests=1)}, BudgetSpentError),
+    ],
+    ids=["key", "key in a host", "row", "budget", "budget in a host"],
+)
+def test_rows_that_wait_when_the_run_ends_are_not_sent(answer, hosted, settings, error):
+    """At so few requests a minute, to wait for all of them would take longer than any test may."""
+    with HttpServer(lambda body, headers: answer) as server:
+        make = Hosted if hosted else HttpModelHandler
+        with pytest.raises(error):
+            asked(range(200), make(server.url, request_of, answer_of, **settings))
+        assert server.seen == 1
+
+
+class Hosted(HttpModelHandler):
+    def share_model_across_processes(self):
+        return True
+
+
+@pytest.mark.parametrize("own_client", [False, True])
+def test_many_rows_end_with_the_first_one_that_finds_the_service_away_for_too_long(own_client):
+    tries = []
+
+    class Away(ps.RemoteModelHandler):
+        def create_client(self):
+            return None
+
+        def request(self, batch, client, inference_args=None):
+            tries.append(len(batch))
+            raise ConnectionRefusedError("nobody is there")
+
+    with HttpServer(plus_one) as server:
+        url = server.url
+    handler = Away(max_batch_size=1, max_outage_secs=0.3) if own_client else http_handler(url, max_outage_secs=0.3)
+    p = ps.Pipeline(workers=0, progress=False)
+    with pytest.raises(ServiceUnavailableError):
+        (p | ps.Create(range(200)) | "ask" >> ps.RunInference(handler)).collect()
+    assert len(tries) <= 8 + 2  # those of all threads, and then one at a time
+
+
 def test_a_bundle_that_fails_leaves_the_session_to_others():
     """As on Beam, where the next attempt comes to the same process."""
     with HttpServer(lambda body, headers: Answer(b"no", status=400) if body["x"] == 3 else Answer({})) as server:

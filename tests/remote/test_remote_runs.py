@@ -15,6 +15,7 @@ from datetime import date
 from pathlib import Path
 
 import cloudpickle
+import httpx
 import numpy as np
 import pytest
 
@@ -117,7 +118,51 @@ def test_a_budget_stops_the_run_and_a_larger_one_resumes_it_without_paying_twice
         assert max(server.answered.values()) == 1
     assert lines_of(tmp_path) == [f"{n} {n + 1}" for n in range(100)]
     assert result.metrics.counter("answers_reused") == 40
+    assert result.metrics.counter("requests") == 100  # those of the whole run
     assert not list((tmp_path / "run").glob("answers/*"))
+
+
+@pytest.mark.parametrize("own_client", [False, True], ids=["http", "a client of one's own"])
+def test_the_manifest_of_a_resumed_run_has_what_all_of_it_took(tmp_path, own_client):
+    for part in range(3):
+        (tmp_path / f"in-{part}.txt").write_text("".join(f"{part * 10 + n}\n" for n in range(10)))
+    prices = Prices(request=0.5, input_tokens=1.0)
+
+    def run(url, most):
+        settings = {"budget": Budget(max_requests=most), "prices": prices}
+        handler = HttpModelHandler(url, request_of, answer_of, max_in_flight=1, **settings)
+        if own_client:
+            handler = Posts(url, max_batch_size=1, max_concurrent_requests=1, **settings)
+        p = ps.Pipeline(workers=1, progress=False, run_dir=str(tmp_path / "run"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in-*.txt")) | "ask" >> ps.RunInference(handler)
+        rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+        return p.run().metrics
+
+    with HttpServer(lambda body, headers: Answer({"y": 1, "usage": {"input_tokens": 7, "output_tokens": 2}})) as server:
+        with pytest.raises(BudgetSpentError):
+            run(server.url, 17)
+        metrics = run(server.url, 100)
+        assert server.seen == 30
+    assert metrics.counter("answers_reused") > 0
+    told = json.loads((tmp_path / "run/manifest.json").read_text())["metrics"]["ask"]
+    names = ("requests", "input_tokens", "output_tokens", "cost_micros")
+    assert [told[name] for name in names] == [30, 210, 60, 30 * 500_007]
+    assert [metrics.counter(name) for name in names] == [30, 210, 60, 30 * 500_007]
+
+
+class Posts(ps.RemoteModelHandler):
+    def __init__(self, url, **settings):
+        super().__init__(**settings)
+        self.url = url
+
+    def create_client(self):
+        return httpx.Client()
+
+    def request(self, batch, client, inference_args=None):
+        replies = [client.post(self.url, json={"x": row}).raise_for_status().json() for row in batch]
+        for reply in replies:
+            self.used_tokens(reply["usage"]["input_tokens"], reply["usage"]["output_tokens"])
+        return [reply["y"] for reply in replies]
 
 
 def test_tokens_and_money():
@@ -336,7 +381,7 @@ def test_answers_of_a_client_of_ones_own_are_kept_row_by_row(tmp_path):
 
     with pytest.raises(BadRowsError):
         answers()
-    assert answers() == ([10, 20, 30, 0], {"requests": 1, "answers_reused": 2})
+    assert answers() == ([10, 20, 30, 0], {"requests": 2, "answers_reused": 2})  # those of the whole run
     assert answers({"seed": 1}) == ([10, 20, 30, 0], {"requests": 1})  # those are other requests
     assert asked == [[1, 2, 3, odd], [3, odd], [1, 2, 3, odd]]
     with pytest.raises(BudgetSpentError, match="max_requests=3"):  # that of the whole run

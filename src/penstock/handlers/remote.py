@@ -15,7 +15,7 @@ from penstock.handlers.prompts import PromptTemplate
 from penstock.inference.service_handler import AsyncModelHandler
 from penstock.io.files import without_secrets
 from penstock.remote.budget import Budget, Prices, Spending
-from penstock.remote.event_loop import run
+from penstock.remote.event_loop import event_loop, run
 from penstock.remote.http import Credentials, HttpTransport
 from penstock.remote.kserve import kserve_answer, kserve_request
 from penstock.remote.meter import Meter
@@ -113,7 +113,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
     def load_model(self) -> HttpClient:
         connect: dict[str, Any] = {"timeout": self._timeout, "connections": self._max_in_flight}
         transport = HttpTransport(self._url, self._credentials, options=self._httpx_args, **connect)
-        meter = self.run_place.meter(self._rules)
+        meter = self.run_place.meter(self._rules, self._url)
         service = Service(without_secrets(self._url), transport, meter, self._retries, self._rules.prices, transport.redact)
         return HttpClient(transport, meter, service)
 
@@ -160,6 +160,9 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
 
     def take_counts(self, model: HttpClient) -> Mapping[str, int]:
         return model.meter.counts.take()
+
+    def give_up(self, model: HttpClient, error: BaseException) -> None:
+        event_loop().call_soon_threadsafe(model.service.give_up, error)
 
     def close_model(self, model: HttpClient) -> None:
         run(model.transport.close())

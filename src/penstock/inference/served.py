@@ -202,9 +202,8 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
 
 
 def _served(key: str, step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> ServedModel:
-    return ServedModel(
-        step, spec.handler, place.timeout is None, spec.refreshing(key, around, place.copies), spec.run_place(step, around)
-    )
+    run_place = spec.run_place(step, around, hosted=True)
+    return ServedModel(step, spec.handler, place.timeout is None, spec.refreshing(key, around, place.copies), run_place)
 
 
 def _as_run(member: InferenceSpec, spec: InferenceSpec) -> InferenceSpec:
