@@ -7,15 +7,20 @@ from the first row that it takes up to the last that it has finished, as its log
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+from measure import MARK, marked
 from workload import Stopwatch, outcome
 
 import penstock as ps
@@ -86,6 +91,53 @@ def penstock_llm(rows: int) -> dict[str, Any]:
         with Stopwatch() as watch:
             answers = (ps.Pipeline(workers=1) | ps.Create(prompts(rows)) | ps.RunInference(handler(log))).collect()
         return _measured(watch, log, [answer["body"] for answer in answers])
+
+
+def penstock_killed(rows: int, kills: int) -> dict[str, Any]:
+    """The server is ended by SIGKILL each time that it has begun to answer."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        log = os.path.join(folder, "log")
+        given = prompts(rows)
+        p = ps.Pipeline(workers=1)
+        asked = p | ps.Create(given) | ps.RunInference(handler(log))
+        with Stopwatch() as watch:
+            killing = pool.submit(kill_servers, "llama_cpp_server.py", Path(log), "release:", kills)
+            answers = asked.collect()
+            killing.result()
+        if [answer["text"] for answer in answers] != [row["text"] for row in given]:
+            raise AssertionError(f"{rows} prompts, {len(answers)} answers, or another order")
+        tokens = [answer["body"]["usage"]["completion_tokens"] for answer in answers]
+        if tokens != [row["args"]["max_tokens"] for row in given]:
+            raise AssertionError("an answer does not belong to its prompt: it has another number of tokens")
+        return outcome(watch, rows, f"each once, {p.result.metrics.counter('model_restarts')} restarts")
+
+
+def kill_servers(program: str, log: Path, answered: str, kills: int) -> None:
+    """So many times: when the server of this case has answered something since it was started, it is killed."""
+    dead: set[int] = set()
+    deadline = time.monotonic() + 240
+    while len(dead) < kills:
+        before = _answers_in(log, answered)
+        while not (alive := _servers(program) - dead) or _answers_in(log, answered) <= before:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"only {len(dead)} of {kills} servers were there to be killed: give it more rows")
+            time.sleep(0.05)
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        dead |= alive
+
+
+def _servers(program: str) -> set[int]:
+    """The processes of this case that run it, without their guardians."""
+    found = {}
+    for folder in marked(os.environ[MARK]):
+        with contextlib.suppress(OSError):
+            found[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace")
+    return {pid for pid, line in found.items() if program in line and "server_guardian.py" not in line}
+
+
+def _answers_in(log: Path, answered: str) -> int:
+    return log.read_text(errors="replace").count(answered) if log.exists() else 0
 
 
 def _measured(watch: Stopwatch, log: str, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:

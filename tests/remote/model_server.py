@@ -3,7 +3,8 @@
     python model_server.py PORT [--never-ready] [--fail] [--log FILE] [--child FILE]
 
 Prompts with a meaning of their own: `die ...` ends the process with SIGSEGV, `bad ...` is answered with status 400, `wait
-FILE` is answered when the file is there. The key of requests is in the variable MODEL_SERVER_KEY, if there is one.
+FILE` is answered when the file is there. The key of requests is in the variable MODEL_SERVER_KEY, if there is one; the
+first two tell it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(401, {"error": {"message": "no such key"}})
         text = asked["prompt"] if "prompt" in asked else asked["messages"][-1]["content"]
         if text.startswith("die"):
-            print("the server got a prompt that it cannot bear", flush=True)
+            print("the server got a prompt that it cannot bear", KEY or "", flush=True)
             signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
         if text.startswith("bad"):
-            return self.reply(400, {"error": {"message": "this prompt is bad"}})
+            return self.reply(400, {"error": {"message": f"this prompt is bad {KEY or ''}"}})
         while text.startswith("wait ") and not os.path.exists(text.removeprefix("wait ")):
             time.sleep(0.01)
         said = text.upper()

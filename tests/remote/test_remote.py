@@ -7,6 +7,7 @@ import math
 import random
 import threading
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -266,6 +267,26 @@ def test_kserve():
         handler = HttpModelHandler(f"{server.url}/v2/models/m/infer", kserve_request("x"), kserve_answer("sum"))
         assert asked([[1.0, 2.0], [3.0, 4.0]], handler)[0] == [[3.0], [7.0]]
     assert kserve_answer()({"outputs": [{"name": "y", "shape": [1], "data": [5]}]}) == 5
+    types = [
+        ([1, 2.5], [2], "FP32"),
+        ([[1, 2], [3, 4]], [2, 2], "INT64"),
+        ("text", [], "BYTES"),
+        ([True], [1], "BOOL"),
+        ([], [0], "FP32"),
+        (np.arange(3.0), [3], "FP64"),
+        (np.arange(3, dtype="uint8"), [3], "UINT8"),
+        ([np.float32(1), np.float32(2)], [2], "FP32"),
+    ]
+    for row, shape, datatype in types:
+        (made,) = kserve_request("x")(row)["inputs"]
+        assert (made["shape"], made["datatype"]) == ([1, *shape], datatype)
+        json.dumps(made)
+    assert kserve_request("x", "FP64")([1])["inputs"][0]["datatype"] == "FP64"
+    for row, why in [(b"ab", "got bytes; decode"), ([1, "a"], "got int and str"), ([None], "got NoneType")]:
+        with pytest.raises(TypeError, match=why):
+            kserve_request("x")(row)
+    with pytest.raises(ValueError, match="expected lists of one length"):
+        kserve_request("x")([[1, 2], [3]])
     with pytest.raises(ValueError, match="there is no output 'z'; the outputs are y"):
         kserve_answer("z")({"outputs": [{"name": "y", "shape": [1], "data": [5]}]})
 
@@ -394,6 +415,52 @@ def test_a_service_that_stays_away_ends_the_run():
         url = server.url
     with pytest.raises(ServiceUnavailableError, match=r"answered no request for .* max_outage_secs is 0.3"):
         asked([1], http_handler(url, max_outage_secs=0.3))
+
+
+@pytest.mark.parametrize(
+    ("answer", "hosted", "settings", "error"),
+    [
+        (Answer(b"no", status=401), False, {"requests_per_minute": 2}, UsageError),
+        (Answer(b"no", status=401), True, {"requests_per_minute": 2}, UsageError),
+        (Answer(b"no", status=400), False, {"requests_per_minute": 2}, StepError),
+        (Answer({"y": 1}), False, {"requests_per_minute": 20, "budget": Budget(max_requests=1)}, BudgetSpentError),
+        (Answer({"y": 1}), True, {"requests_per_minute": 20, "budget": Budget(max_requests=1)}, BudgetSpentError),
+    ],
+    ids=["key", "key in a host", "row", "budget", "budget in a host"],
+)
+def test_rows_that_wait_when_the_run_ends_are_not_sent(answer, hosted, settings, error):
+    """At so few requests a minute, to wait for all of them would take longer than any test may."""
+    with HttpServer(lambda body, headers: answer) as server:
+        make = Hosted if hosted else HttpModelHandler
+        with pytest.raises(error):
+            asked(range(200), make(server.url, request_of, answer_of, **settings))
+        assert server.seen == 1
+
+
+class Hosted(HttpModelHandler):
+    def share_model_across_processes(self):
+        return True
+
+
+@pytest.mark.parametrize("own_client", [False, True])
+def test_many_rows_end_with_the_first_one_that_finds_the_service_away_for_too_long(own_client):
+    tries = []
+
+    class Away(ps.RemoteModelHandler):
+        def create_client(self):
+            return None
+
+        def request(self, batch, client, inference_args=None):
+            tries.append(len(batch))
+            raise ConnectionRefusedError("nobody is there")
+
+    with HttpServer(plus_one) as server:
+        url = server.url
+    handler = Away(max_batch_size=1, max_outage_secs=0.3) if own_client else http_handler(url, max_outage_secs=0.3)
+    p = ps.Pipeline(workers=0, progress=False)
+    with pytest.raises(ServiceUnavailableError):
+        (p | ps.Create(range(200)) | "ask" >> ps.RunInference(handler)).collect()
+    assert len(tries) <= 8 + 2  # those of all threads, and then one at a time
 
 
 def test_a_bundle_that_fails_leaves_the_session_to_others():
@@ -554,6 +621,8 @@ def test_what_a_remote_handler_may_not_define():
         ({"max_in_flight": 0}, "max_in_flight=0"),
         ({"timeout": math.inf}, "timeout=inf"),
         ({"num_retries": -1}, "num_retries=-1"),
+        ({"httpx_args": {"headers": {"x": "sk-secret"}}}, "httpx_args has 'headers' in it; .*: headers="),
+        ({"httpx_args": {"timeout": 1}}, "httpx_args has 'timeout' in it; .*: timeout="),
         ({"requests_per_minute": 0}, "requests_per_minute=0"),
         ({"api_key": "sk-secret"}, "api_key: expected a function"),
         ({"api_key_env": "sk-secret"}, "api_key_env: expected the name of an environment variable"),
@@ -563,6 +632,11 @@ def test_wrong_settings_are_refused_before_anything_runs(settings, message):
     with pytest.raises(UsageError, match=message) as raised:
         OpenAICompatibleModelHandler("http://127.0.0.1:1/v1", "m", **settings)
     assert "sk-secret" not in str(raised.value)
+
+
+def test_a_client_of_ones_own_that_may_ask_nothing_is_refused():
+    with pytest.raises(UsageError, match="max_concurrent_requests=0: expected a whole number of at least 1"):
+        Flaky(max_concurrent_requests=0)
 
 
 def test_a_retry_of_the_step_is_refused():

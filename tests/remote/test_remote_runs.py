@@ -10,20 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from datetime import date
 from pathlib import Path
 
+import cloudpickle
+import httpx
 import numpy as np
 import pytest
 
 import penstock as ps
 from http_server import Answer, HttpServer, chat
-from penstock.errors import BadRowsError, BudgetSpentError, UsageError
-from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices
+from penstock.errors import BadRowsError, BudgetSpentError, StepError, UsageError
+from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices, kserve_answer
 from penstock.inference.service_handler import RunPlace
 from penstock.remote.contents import contents_of
 
-KEY = "sk-Zq7-never-to-be-seen-93a"
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no worker imports this file
+
+KEY = "sk-Zq7/never-to-be-seen-93a"
 
 
 def plus_one(body, headers):
@@ -113,7 +118,51 @@ def test_a_budget_stops_the_run_and_a_larger_one_resumes_it_without_paying_twice
         assert max(server.answered.values()) == 1
     assert lines_of(tmp_path) == [f"{n} {n + 1}" for n in range(100)]
     assert result.metrics.counter("answers_reused") == 40
+    assert result.metrics.counter("requests") == 100  # those of the whole run
     assert not list((tmp_path / "run").glob("answers/*"))
+
+
+@pytest.mark.parametrize("own_client", [False, True], ids=["http", "a client of one's own"])
+def test_the_manifest_of_a_resumed_run_has_what_all_of_it_took(tmp_path, own_client):
+    for part in range(3):
+        (tmp_path / f"in-{part}.txt").write_text("".join(f"{part * 10 + n}\n" for n in range(10)))
+    prices = Prices(request=0.5, input_tokens=1.0)
+
+    def run(url, most):
+        settings = {"budget": Budget(max_requests=most), "prices": prices}
+        handler = HttpModelHandler(url, request_of, answer_of, max_in_flight=1, **settings)
+        if own_client:
+            handler = Posts(url, max_batch_size=1, max_concurrent_requests=1, **settings)
+        p = ps.Pipeline(workers=1, progress=False, run_dir=str(tmp_path / "run"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in-*.txt")) | "ask" >> ps.RunInference(handler)
+        rows | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+        return p.run().metrics
+
+    with HttpServer(lambda body, headers: Answer({"y": 1, "usage": {"input_tokens": 7, "output_tokens": 2}})) as server:
+        with pytest.raises(BudgetSpentError):
+            run(server.url, 17)
+        metrics = run(server.url, 100)
+        assert server.seen == 30
+    assert metrics.counter("answers_reused") > 0
+    told = json.loads((tmp_path / "run/manifest.json").read_text())["metrics"]["ask"]
+    names = ("requests", "input_tokens", "output_tokens", "cost_micros")
+    assert [told[name] for name in names] == [30, 210, 60, 30 * 500_007]
+    assert [metrics.counter(name) for name in names] == [30, 210, 60, 30 * 500_007]
+
+
+class Posts(ps.RemoteModelHandler):
+    def __init__(self, url, **settings):
+        super().__init__(**settings)
+        self.url = url
+
+    def create_client(self):
+        return httpx.Client()
+
+    def request(self, batch, client, inference_args=None):
+        replies = [client.post(self.url, json={"x": row}).raise_for_status().json() for row in batch]
+        for reply in replies:
+            self.used_tokens(reply["usage"]["input_tokens"], reply["usage"]["output_tokens"])
+        return [reply["y"] for reply in replies]
 
 
 def test_tokens_and_money():
@@ -332,7 +381,7 @@ def test_answers_of_a_client_of_ones_own_are_kept_row_by_row(tmp_path):
 
     with pytest.raises(BadRowsError):
         answers()
-    assert answers() == ([10, 20, 30, 0], {"requests": 1, "answers_reused": 2})
+    assert answers() == ([10, 20, 30, 0], {"requests": 2, "answers_reused": 2})  # those of the whole run
     assert answers({"seed": 1}) == ([10, 20, 30, 0], {"requests": 1})  # those are other requests
     assert asked == [[1, 2, 3, odd], [3, odd], [1, 2, 3, odd]]
     with pytest.raises(BudgetSpentError, match="max_requests=3"):  # that of the whole run
@@ -382,6 +431,78 @@ def test_the_key_is_sent_and_is_nowhere_else(tmp_path):
         assert KEY not in text
     for path, content in {**left, **everything_in(tmp_path)}.items():
         assert KEY.encode() not in content, path
+
+
+def tells_the_key(body, headers):
+    """Beside an answer, and in errors: at a place where they are cut, or far behind."""
+    key = headers.get("authorization") or headers["x-api-key"]
+    text = body["messages"][-1]["content"] if "messages" in body else str(body["x"])
+    if text == "1":
+        return Answer({"error": {"message": "x" * 260 + key}})
+    if text == "2":
+        return Answer(chat(None, debug=key) | {"choices": [{"message": {"refusal": "x" * 265 + key}}]})
+    if text == "3":
+        return Answer(("x" * 1190 + key.replace("/", "\\/")).encode(), status=400)
+    return Answer(chat("fine") | {"y": 1, "debug": key})
+
+
+def http_of(url, **settings):
+    return HttpModelHandler(url, request_of, answer_of, **settings)
+
+
+def kserve_of(url, **settings):
+    return HttpModelHandler(url, request_of, kserve_answer(), **settings)
+
+
+def openai_of(url, **settings):
+    return OpenAICompatibleModelHandler(url, "m", **settings)
+
+
+def key_function():
+    return os.environ["SERVICE_KEY"]
+
+
+def key_headers():
+    return {"X-Api-Key": os.environ["SERVICE_KEY"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (http_of, {"api_key": key_function}),
+        (kserve_of, {"headers": key_headers}),
+        (openai_of, {"api_key_env": "SERVICE_KEY"}),
+    ],
+)
+@pytest.mark.parametrize("handled", [True, False])
+def test_no_part_of_a_key_that_a_service_tells_back_is_kept(tmp_path, monkeypatch, caplog, make, given, handled):
+    """In 200s and in errors, whole or cut: in files, among them kept answers and dead letters, in errors and DEBUG logs."""
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv("SERVICE_KEY", KEY)
+    (tmp_path / "in.txt").write_text("0\n1\n2\n3\n4\n" if handled else "0\n1\n")
+    said = []
+    with HttpServer(tells_the_key) as server:
+        step = ps.RunInference(make(server.url, max_in_flight=1, **given))
+        p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / "run"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in.txt"))
+        if handled:
+            good, bad = rows | "ask" >> step.with_exception_handling()
+            (
+                bad.failed_inferences
+                | ps.Map(lambda each: f"{each[1]!r} {each[1].message}")
+                | ps.WriteToText(str(tmp_path / "bad"))
+            )
+        else:
+            good = rows | "ask" >> step
+        good | ps.Map(lambda made: "fine") | ps.WriteToText(str(tmp_path / "out"))
+        try:
+            p.run()
+        except StepError:
+            said.append(traceback.format_exc())
+        assert server.seen == 5 if handled else 2
+    assert handled or (list((tmp_path / "run/answers").iterdir()) and "***" in said[0])
+    for text in [*said, caplog.text, *(content.decode("latin-1") for content in everything_in(tmp_path).values())]:
+        assert KEY[:8] not in text
 
 
 def test_a_key_from_a_function_is_asked_for_again_when_it_is_too_old():

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.errors import BudgetSpentError, ModelLoadError, StepError, UsageError
 from penstock.handlers.llama_cpp import LlamaCppModelHandler
+from penstock.handlers.remote import Budget
 from penstock.handlers.servers import ServerModelHandler
 from penstock.handlers.vllm import OpenAIChatMessage, VLLMChatModelHandler, VLLMCompletionsModelHandler
 
@@ -139,6 +140,9 @@ def test_a_row_that_the_server_refuses_is_that_rows_failure():
 def test_a_key_that_was_made_for_the_server_goes_with_requests():
     keyed = handler(key_variable="MODEL_SERVER_KEY")
     assert answered((ps.Pipeline(workers=0) | ps.Create(["a"]) | ps.RunInference(keyed)).collect()) == ["A"]
+    _, failed = handled(["bad row", "die now"], ps.RunInference(keyed).with_exception_handling())
+    assert "this prompt is bad ***" in failed["bad row"].message
+    assert "cannot bear ***" in failed["die now"].message, "the end of its log"
 
 
 # Deaths.
@@ -218,6 +222,26 @@ def test_a_row_that_takes_too_long_is_timed_out_and_the_server_started_again(tmp
     good, failed = handled(rows, ps.RunInference(handler()).with_exception_handling(timeout=1))
     assert {row: failure.kind for row, failure in failed.items()} == {rows[1]: "timed out"}
     assert good == ["ROW 1", "ROW 3"]
+
+
+# Limits and budgets.
+
+
+def test_copies_spend_one_budget(tmp_path):
+    rows = [f"row {n}" for n in range(60)]
+    asked = handler("--log", tmp_path / "log", max_in_flight=1, model_copies=2, budget=Budget(max_requests=20))
+    with pytest.raises(BudgetSpentError, match="max_requests=20 is spent: 20 requests"):
+        (ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(asked)).collect()
+    assert len(lines_of(tmp_path / "log")) <= 20  # one that was under way at the end may have lost its server
+
+
+def test_a_server_that_is_started_again_has_spent_what_the_first_one_has(tmp_path):
+    rows = [f"row {n}" for n in range(60)]
+    rows[15] = "die now"
+    asked = handler("--log", tmp_path / "log", max_in_flight=1, budget=Budget(max_requests=20))
+    with pytest.raises(BudgetSpentError, match="max_requests=20 is spent: 20 requests"):
+        handled(rows, ps.RunInference(asked).with_exception_handling())
+    assert len(lines_of(tmp_path / "log")) < 20
 
 
 # Copies, other models.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.errors import StoppedError
+from penstock.inference.service_handler import RunPlace
 from penstock.remote.nodes import Nodes, tell
 from penstock.remote.pace import PaceRules
+from penstock.remote.rules import AskingRules
 from penstock.remote.shared_pace import SharedPace
 
 START = 1000.0  # of the clock: that of a system does not begin at 0 either
@@ -57,3 +61,35 @@ def test_nodes_of_a_cluster_share_the_limits(tmp_path):
     tell(path, 2)
     assert sent(10.0) == pytest.approx(500, abs=30)  # it is seen after a second
     assert SharedPace(rules).rules is rules
+
+
+def meters(folder, *addresses, **settings):
+    place = RunPlace("ask", str(folder / "shared"))
+    return [place.meter(AskingRules(requests_per_minute=1), address, **settings) for address in addresses]
+
+
+def test_servers_of_a_step_share_its_limits_and_not_that_one_is_away(tmp_path):
+    first, second = meters(tmp_path, "", "", own_service=True)
+    with first.gate.request() as ending:
+        first.gate.enter_thread(ending)
+    first.gate.pace.unreachable(first.gate.pace.now())
+
+    def ask():
+        with second.gate.request() as ending:
+            second.gate.enter_thread(ending)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        while not second.counts.take().get("throttled_milli_secs"):  # it waits for its part of the minute
+            assert not asking.done()
+        second.gate.end(StoppedError("enough"))
+        with pytest.raises(StoppedError):
+            asking.result()
+    assert second.gate.pace.ask() == 0
+
+
+def test_services_of_one_step_have_a_pace_each_and_processes_that_ask_one_share_it(tmp_path):
+    one, same, other = meters(tmp_path, "http://a", "http://a", "http://b")
+    one.gate.pace.unreachable(one.gate.pace.now())
+    assert same.gate.pace.ask() > 0
+    assert other.gate.pace.ask() == 0

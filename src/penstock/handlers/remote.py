@@ -15,12 +15,12 @@ from penstock.handlers.prompts import PromptTemplate, check_request_columns, req
 from penstock.inference.service_handler import AsyncModelHandler
 from penstock.io.files import without_secrets
 from penstock.remote.budget import Budget, Prices, Spending
-from penstock.remote.event_loop import run
+from penstock.remote.event_loop import event_loop, run
 from penstock.remote.http import Credentials, HttpTransport
 from penstock.remote.kserve import kserve_answer, kserve_request
 from penstock.remote.meter import Meter
 from penstock.remote.openai_format import OpenAIFormat, usage_of
-from penstock.remote.rules import AskingRules, Retries
+from penstock.remote.rules import AskingRules, Retries, check_at_least_one
 from penstock.remote.service import Service
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         settings: those of every handler, such as columns and output_column."""
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise UsageError(f"url={without_secrets(str(url))!r}: expected an address that begins with http:// or https://")
-        if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
-            raise UsageError(f"max_in_flight={max_in_flight!r}: expected a whole number of at least 1")
+        check_at_least_one("max_in_flight", max_in_flight)
         if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
             raise UsageError(f"timeout={timeout!r}: expected seconds, more than 0")
         self._max_in_flight = max_in_flight  # before the limits of batches are checked
@@ -111,7 +110,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
             budget=budget or Budget(),
             prices=prices or Prices(),
         )
-        self._httpx_args = dict(httpx_args or {})
+        self._httpx_args = _checked_options(httpx_args)
         self._args_column = args_column
 
     def rows_in_flight(self) -> int:
@@ -120,7 +119,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
     def load_model(self) -> HttpClient:
         connect: dict[str, Any] = {"timeout": self._timeout, "connections": self._max_in_flight}
         transport = HttpTransport(self._url, self._credentials, options=self._httpx_args, **connect)
-        meter = self.run_place.meter(self._rules)
+        meter = self.run_place.meter(self._rules, self._url)
         service = Service(without_secrets(self._url), transport, meter, self._retries, self._rules.prices, transport.redact)
         return HttpClient(transport, meter, service)
 
@@ -167,6 +166,9 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
 
     def take_counts(self, model: HttpClient) -> Mapping[str, int]:
         return model.meter.counts.take()
+
+    def give_up(self, model: HttpClient, error: BaseException) -> None:
+        event_loop().call_soon_threadsafe(model.service.give_up, error)
 
     def close_model(self, model: HttpClient) -> None:
         run(model.transport.close())
@@ -240,6 +242,14 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
 
     def model_id(self) -> str | None:
         return self._format.model
+
+
+def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """httpx_args without what the handler has arguments of its own for."""
+    for name in ("headers", "timeout"):
+        if name in (given or {}):
+            raise UsageError(f"httpx_args has {name!r} in it; give it to the handler itself: {name}=")
+    return dict(given or {})
 
 
 def _scaled(uses: Sequence[Spending], rows: int) -> Spending:

@@ -92,7 +92,9 @@ class ServerProcess:
 class ServerLog:
     """What a server prints: the last lines of it, and a file with all of it, if the user wants one."""
 
-    def __init__(self, printed: IO[bytes], file: IO[bytes] | None) -> None:
+    def __init__(self, printed: IO[bytes], file: IO[bytes] | None, key: str) -> None:
+        """key: of the server; it is not in text()."""
+        self._key = key
         self._lines: deque[bytes] = deque(maxlen=LOG_LINES)  # the reader appends, others copy: no lock
         # It owns the pipe and the file, and ends when all who could write to the pipe are gone.
         self._reader = threading.Thread(target=_read, args=[printed, self._lines, file], daemon=True, name="server log")
@@ -100,7 +102,8 @@ class ServerLog:
 
     def text(self) -> str:
         """The last lines that it printed, at most LOG_LINES. From any thread, while it runs."""
-        return b"".join(list(self._lines)).decode(errors="backslashreplace").rstrip()
+        text = b"".join(list(self._lines)).decode(errors="backslashreplace").rstrip()
+        return text.replace(self._key, "***") if self._key else text
 
     def told(self) -> str:
         """For an error, after the server has ended."""
@@ -138,7 +141,7 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
         start_new_session=True,  # it outlives the group of this process, to end the server
     )
     assert guardian.stdout is not None
-    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, file))
+    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, file, key))
     # The log is read from the start: a server whose pipe is full would wait, and never be ready.
     try:
         _await_ready(server, command, command.ready_url.replace(PORT, str(port)))

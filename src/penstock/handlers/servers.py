@@ -22,7 +22,6 @@ from penstock.handlers.remote import HttpClient, OpenAICompatibleModelHandler
 from penstock.handlers.server_process import HOST, PORT, ServerCommand, ServerProcess, start_server
 from penstock.inference.handler_checks import checked_path
 from penstock.remote.http import Credentials, HttpTransport
-from penstock.remote.meter import Meter
 from penstock.remote.service import BrokenOff, Reply, Service, Unreachable
 
 __all__ = ["ServerModelHandler"]
@@ -118,7 +117,7 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         except ModelLoadError as exc:
             raise ModelLoadError(f"step {place.step!r}: {exc}") from None
         transport = self._transport(server)
-        meter = Meter(place.step, self._rules, run_dir=place.run_dir, run=place.run)
+        meter = place.meter(self._rules, own_service=True)
         service = Service(name, transport, meter, self._retries, self._rules.prices, transport.redact)
         return HttpClient(transport, meter, service)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic
@@ -13,9 +12,10 @@ from penstock.inference.handler import ExampleT, ModelT, PredictionT
 from penstock.inference.service_handler import ServiceHandler
 from penstock.remote.budget import Budget, Prices, Spending
 from penstock.remote.pace import backoff
-from penstock.remote.rules import REFUSED, UNAVAILABLE, AskingRules, Retries, retry_after
+from penstock.remote.rules import REFUSED, UNAVAILABLE, AskingRules, Retries, check_at_least_one, retry_after
 
 if TYPE_CHECKING:
+    from penstock.remote.ending import Ending
     from penstock.remote.meter import Meter
 
 
@@ -28,15 +28,34 @@ class RateLimitExceeded(Exception):  # noqa: N818  (Beam's name)
         self.retry_after = retry_after
 
 
-_asking: ContextVar[Meter | None] = ContextVar("asking", default=None)  # whose request this thread makes
-
-
 class RemoteClient(Generic[ModelT]):
     """What create_client() gave, with the pace and the budget of its step."""
 
     def __init__(self, client: ModelT, meter: Meter) -> None:
         self.client = client
         self.meter = meter
+
+
+class _Asking(Generic[ModelT]):
+    """The requests for one batch, which one thread makes, and what they took."""
+
+    def __init__(self, model: RemoteClient[ModelT], ending: Ending) -> None:
+        self.client = model.client
+        self.meter = model.meter
+        self.ending = ending
+        self._use = Spending()
+
+    def used(self, use: Spending, prices: Prices) -> None:
+        self.meter.used(use, prices)
+        self._use = self._use.plus(use)
+
+    def take_use(self) -> Spending:
+        """Since this was last asked."""
+        taken, self._use = self._use, Spending()
+        return taken
+
+
+_asking: ContextVar[_Asking[Any] | None] = ContextVar("asking", default=None)  # whose request this thread makes
 
 
 class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
@@ -67,6 +86,7 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         answer, after which the run ends. max_concurrent_requests: threads that call request() at once in each process.
         budget, prices: what requests may take at most; a request counts as one, tokens by used_tokens().
         settings: those of every handler, such as max_batch_size."""
+        check_at_least_one("max_concurrent_requests", max_concurrent_requests)
         super().__init__(**settings)
         self._namespace = namespace
         self._retries = Retries(num_retries=num_retries, retry_filter=retry_filter)
@@ -103,10 +123,10 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
     def used_tokens(self, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """For request() to call on its own thread, with what the service says that it took: it counts for the metrics, the
         limits, the prices and the budget."""
-        if (meter := _asking.get()) is None:
+        if (asking := _asking.get()) is None:
             raise UsageError("used_tokens() is for request() to call, on the thread that it was called on")
-        meter.used(Spending(0, input_tokens, output_tokens), self._rules.prices)
-        meter.gate.pace.used(input_tokens + output_tokens)
+        asking.used(Spending(0, input_tokens, output_tokens), self._rules.prices)
+        asking.meter.gate.used(input_tokens + output_tokens)
 
     def load_model(self) -> RemoteClient[Any]:
         return RemoteClient(self.create_client(), self.run_place.meter(self._rules))
@@ -117,21 +137,23 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         from penstock.remote.kept_rows import KeptAnswersByRow
 
         kept = KeptAnswersByRow(model.meter, str(self.model_id()), batch, inference_args)
-        values, found = kept.found()
+        values, found = kept.found(self._rules.prices)
         asked = rows = [at for at in range(len(batch)) if at not in found]
         tried = 0
         failed: dict[int, Exception] = {}
-        while rows:
-            errors = self._attempt(batch, rows, values, model, inference_args)
-            for at in rows:
-                if at not in errors:
-                    kept.keep(at, values[at])
-            tried += 1
-            rows = [at for at, error in errors.items() if self._again(error, tried)]
-            failed |= {at: error for at, error in errors.items() if at not in rows}
-            if rows:
-                model.meter.counts.add("requests_retried")
-                time.sleep(backoff(tried, _chance()))
+        with model.meter.gate.request() as ending:
+            asking = _Asking(model, ending)
+            while rows:
+                errors = self._attempt(batch, rows, values, asking, inference_args)
+                for at in rows:
+                    if at not in errors:
+                        kept.keep(at, values[at], asking.take_use())  # with the first one goes what all of them took
+                tried += 1
+                rows = [at for at, error in errors.items() if self._again(error, tried)]
+                failed |= {at: error for at, error in errors.items() if at not in rows}
+                if rows:
+                    model.meter.counts.add("requests_retried")
+                    ending.sleep_thread(backoff(tried, _chance()))
         if failed:
             first = next(iter(failed.values()))
             if len(failed) == len(asked) and all(error is first for error in failed.values()):
@@ -144,13 +166,13 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         batch: Sequence[ExampleT],
         rows: list[int],
         values: list[Any],
-        model: RemoteClient[Any],
+        asking: _Asking[Any],
         args: Mapping[str, Any] | None,
     ) -> dict[int, Exception]:
         """Ask for some rows of a batch. Their values are put in place; the errors of the others, by position."""
         errors: dict[int, Exception] = {}
         try:
-            made = self._asked([batch[at] for at in rows], model, args)
+            made = self._asked([batch[at] for at in rows], asking, args)
         except BadRowsError as exc:
             if exc.values is None:
                 raise
@@ -169,16 +191,16 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
     def _again(self, error: Exception, tried: int) -> bool:
         return tried <= self._retries.num_retries and bool(self._retries.retry_filter(error))
 
-    def _asked(self, rows: list[ExampleT], model: RemoteClient[Any], args: Mapping[str, Any] | None) -> list[PredictionT]:
+    def _asked(self, rows: list[ExampleT], asking: _Asking[Any], args: Mapping[str, Any] | None) -> list[PredictionT]:
         """One request; again while it is refused."""
-        meter = model.meter
+        meter = asking.meter
         while True:
-            meter.gate.enter_thread()  # on this thread, which may wait here: each batch has one of its own
+            meter.gate.enter_thread(asking.ending)  # on this thread, which may wait here: each batch has one of its own
             meter.account.begin_request()  # after the wait: others may have spent the budget meanwhile
             sent = meter.gate.pace.now()
-            token = _asking.set(meter)
+            token = _asking.set(asking)
             try:
-                made = list(self.request(rows, model.client, args))
+                made = list(self.request(rows, asking.client, args))
             except Exception as exc:
                 if _is_unreachable(exc):
                     meter.account.take_back()
@@ -189,15 +211,16 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
                 if status is not None:
                     told = _told_wait(exc)
                     limits = told is not None or status != UNAVAILABLE
-                    time.sleep(meter.gate.refused(sent, told, f"{type(exc).__name__}: {exc}", limits=limits))
+                    wait = meter.gate.refused(sent, told, f"{type(exc).__name__}: {exc}", limits=limits)
+                    asking.ending.sleep_thread(wait)
                     continue
-                meter.used(Spending(1), self._rules.prices)
+                asking.used(Spending(1), self._rules.prices)
                 meter.gate.pace.answered()
                 raise
             finally:
                 _asking.reset(token)
             meter.counts.add("requests")
-            meter.used(Spending(1), self._rules.prices)
+            asking.used(Spending(1), self._rules.prices)
             meter.gate.pace.answered()
             return made
 
@@ -207,6 +230,9 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
     def estimate(self, examples: Sequence[ExampleT], rows: int, args: Mapping[str, Any] | None = None) -> str | None:
         cost = Spending(rows).cost(self._rules.prices)
         return f"at most {rows:,} requests, one for each batch{f', cost {cost:,.4g}' if cost else ''}; tokens are not known"
+
+    def give_up(self, model: RemoteClient[Any], error: BaseException) -> None:
+        model.meter.gate.end(error)
 
     def take_counts(self, model: RemoteClient[Any]) -> Mapping[str, int]:
         return model.meter.counts.take()

@@ -99,6 +99,11 @@ class Residents:
             if isinstance(copy, ModelCopy) and isinstance(copy.handler, ServiceHandler) and copy.loaded is not None:
                 yield copy.handler, copy.loaded.model
 
+    def give_up(self, error: BaseException) -> None:
+        """Nobody waits for what was not asked yet."""
+        for handler, model in self._services():
+            handler.give_up(model, error)
+
     def close(self) -> None:
         for handler, model in self._services():
             handler.close_model(model)

@@ -85,12 +85,13 @@ class RowFlow:
             task.cancel()
 
     async def _answer(self, span: Span[Request]) -> None:
-        request, loaded = span.entry.item, self._copy.loaded
-        assert loaded is not None
+        request, model = span.entry.item, self._loaded_model()
         began = time.perf_counter()
         answer, error = None, None
         try:
-            answer = await self._handler.answer(row_at(request.ticket.block, span.start), loaded.model, request.args)
+            if self._ending is not None:  # set on this thread alone: since the row was taken
+                raise self._ending.with_traceback(None)
+            answer = await self._handler.answer(row_at(request.ticket.block, span.start), model, request.args)
         except BaseException as exc:
             if self._is_over:
                 raise
@@ -98,6 +99,11 @@ class RowFlow:
         self._answered.append(_Answered(span, answer, error, time.perf_counter() - began))
         if len(self._answered) == 1:  # what else is answered in this round of the loop is settled with it
             self._loop.call_soon(self._settle)
+
+    def _loaded_model(self) -> Any:
+        loaded = self._copy.loaded
+        assert loaded is not None
+        return loaded.model
 
     def _settle(self) -> None:
         answered, self._answered = self._answered, []
@@ -116,14 +122,18 @@ class RowFlow:
 
     def _settle_one(self, each: _Answered) -> None:
         outcome: Outcome | PenstockError
-        if each.error is None:
+        if self._ending is not None and each.error is self._ending:  # the row was given up
+            outcome = self._ending
+        elif each.error is None:
             outcome = Outcome([each.answer], model_id=self._copy.model_id())
         else:
             lane = each.span.entry.item.lane
             row = row_at(each.span.entry.item.ticket.block, each.span.start)
             outcome = row_failed(self._copy, row, each.error, lane.step, lane.handling)
         if isinstance(outcome, PenstockError):
-            self._ending = self._ending or outcome
+            if self._ending is None:
+                self._ending = outcome
+                self._handler.give_up(self._loaded_model(), outcome)
             self._ended.append(each.span)
             return
         settle([each.span], outcome)

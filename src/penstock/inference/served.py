@@ -209,9 +209,8 @@ def host_spec(key: str, step: str, spec: InferenceSpec, place: Place, around: Su
 
 
 def _served(key: str, step: str, spec: InferenceSpec, place: Place, around: Surroundings) -> ServedModel:
-    return ServedModel(
-        step, spec.handler, place.timeout is None, spec.refreshing(key, around, place), spec.run_place(step, around)
-    )
+    run_place = spec.run_place(step, around, hosted=True)
+    return ServedModel(step, spec.handler, place.timeout is None, spec.refreshing(key, around, place), run_place)
 
 
 def _as_run(member: InferenceSpec, spec: InferenceSpec) -> InferenceSpec:

@@ -28,25 +28,26 @@ class RunPlace:
     run: str = ""  # its id, the same when it is resumed
     nodes_file: str = ""  # that says how many nodes of a cluster run the step; empty: there is one machine
 
-    def shared_file(self, name: str) -> str | None:
-        """The path of a file that the processes share for this step, while the run goes on; None: there is no run."""
+    def shared_file(self, name: str, address: str = "") -> str | None:
+        """The path of a file that the processes share for this step, while the run goes on; None: there is no run.
+        address: of the service that it is about."""
         if not self.folder:
             return None
         make_private(self.folder)
-        return os.path.join(self.folder, f"{name_of(self.step)}.{name}")
+        return os.path.join(self.folder, f"{name_of(f'{self.step} {address}')}.{name}")
 
-    def meter(self, rules: AskingRules) -> Meter:
-        """What the step is asked by, in this process."""
-        from penstock.remote.meter import Meter
+    def meter(self, rules: AskingRules, address: str = "", *, own_service: bool = False) -> Meter:
+        """What the step is asked by, in this process. address: of the service; those that share it share one pace.
+        own_service: nobody else asks it; limits and budget are shared all the same."""
+        from penstock.remote.meter import Meter, SharedFiles
 
-        return Meter(
-            self.step,
-            rules,
-            pace_file=self.shared_file("pace"),
-            run_dir=self.run_dir,
-            run=self.run,
-            nodes_file=self.nodes_file,
+        files = SharedFiles(
+            pace=self.shared_file("pace", address),
+            spent=self.shared_file("spent"),
+            limits=self.shared_file("limits"),
+            nodes=self.nodes_file,
         )
+        return Meter(self.step, rules, files, run_dir=self.run_dir, run=self.run, own_service=own_service)
 
 
 class ServiceHandler(ModelHandler[ExampleT, PredictionT, ModelT]):
@@ -64,6 +65,9 @@ class ServiceHandler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
     def close_model(self, model: ModelT) -> None:
         """The run is over in this process."""
+
+    def give_up(self, model: ModelT, error: BaseException) -> None:
+        """The run ends with this error: requests that wait to be sent are to raise it instead. Called from any thread."""
 
     def describe_requests(self) -> list[str]:
         """How the service is asked, for explain()."""

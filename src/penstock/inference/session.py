@@ -5,10 +5,9 @@
     lane.submit(block) -> Ticket  ---->  front: rows of all lanes, cut into batches
     lane.wait(ticket)             <----  run_inference(batch, model): answers back to their tickets
 
-When a batch leaves is decided by the front (models/front.py). Who runs it: by default the caller whose rows complete it, on
-its own thread, so that one caller alone switches no threads; or a caller that waits, when what waits may leave. Threads of
-the session run all batches with max_batch_duration_secs, because only a thread of its own can keep a deadline, and where
-several batches may be in run_inference() at once.
+The front (models/front.py) decides when a batch leaves. Who runs it: by default the caller whose rows complete it, on its
+own thread, so that one caller alone switches no threads; or a caller that waits. Threads of the session run all batches
+with max_batch_duration_secs, because only such a thread can keep a deadline, and where several batches may run at once.
 """
 
 from __future__ import annotations
@@ -159,6 +158,7 @@ class InferenceSession:
                 QUICK_TURNS.end()
             self._closed = True
             self._changed.notify_all()
+        self._residents.give_up(EngineError(f"step {self.step!r}: the run has ended"))  # threads that wait end, too
         for thread in self.threads if wait else ():  # before the models go: a batch may run
             thread.join()
         if self._flow is not None:

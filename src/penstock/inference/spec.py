@@ -116,11 +116,12 @@ class InferenceSpec:
         isolated = self.handling is not None and self.handling.isolated
         return self.handler.prepares() and (isolated or self.by_key is not None or not self.handler.retry_safe)
 
-    def run_place(self, step: str, around: Surroundings) -> RunPlace | None:
-        """For handlers that keep something for the whole run."""
+    def run_place(self, step: str, around: Surroundings, *, hosted: bool = False) -> RunPlace | None:
+        """For handlers that keep something for the whole run. hosted: they are in processes of their own."""
         if not isinstance(self.handler, (ServiceHandler, ModelsByKey)):
             return None
-        folder = "" if around.in_process else around.folder  # one process shares with nobody
+        alone = around.in_process and not hosted and self.by_key is None  # one model in one process shares with nobody
+        folder = "" if alone else around.folder
         return RunPlace(step, folder, around.run_dir, around.run, around.nodes_file)
 
     def folder(self, around: Surroundings) -> str:

@@ -34,6 +34,13 @@ class Spending:
     input_tokens: int = 0
     output_tokens: int = 0
 
+    def plus(self, more: Spending) -> Spending:
+        return Spending(
+            self.requests + more.requests,
+            self.input_tokens + more.input_tokens,
+            self.output_tokens + more.output_tokens,
+        )
+
     def cost(self, prices: Prices) -> float:
         tokens = self.input_tokens * prices.input_tokens + self.output_tokens * prices.output_tokens
         return tokens / MILLION + self.requests * prices.request

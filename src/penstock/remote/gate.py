@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
-from penstock.errors import ServiceUnavailableError
+from penstock.errors import EngineError, ServiceUnavailableError, UsageError
 from penstock.remote.counts import Counts
+from penstock.remote.ending import Ending
 from penstock.remote.shared_pace import SharedPace
 
 logger = logging.getLogger(__name__)
@@ -21,9 +24,16 @@ class Gate:
     """Of the requests that wait in a process, one asks for all, in order. The time that it waits is what the metric
     throttled_milli_secs adds up."""
 
-    def __init__(self, step: str, pace: SharedPace, counts: Counts, max_outage: float) -> None:
-        """max_outage: seconds without an answer to anybody, after which the run ends."""
+    def __init__(
+        self, step: str, pace: SharedPace, counts: Counts, max_outage: float, limits: SharedPace | None = None
+    ) -> None:
+        """max_outage: seconds without an answer to anybody, after which the run ends. limits: to be kept besides, together
+        with others that ask other services."""
         self.pace = pace
+        self._paces = [pace] if limits is None else [limits, pace]
+        self._lock = threading.Lock()  # guards the two below
+        self._ending = Ending()
+        self._begun = 0  # requests that have it, and are not over
         self._step = step
         self._counts = counts
         self._max_outage = max_outage
@@ -31,25 +41,61 @@ class Gate:
         self._thread_turn = threading.Lock()  # the same for threads; held while one waits: they keep their order
         self._warned = -WARN_EVERY  # when; by whichever thread comes first
 
-    async def enter(self, tokens: float = 0.0) -> None:
+    @contextlib.contextmanager
+    def request(self) -> Iterator[Ending]:
+        """Around a request, which may be sent several times: what it waits with. What ends the run ends all that wait."""
+        with self._lock:
+            if self._ending.is_told and not self._begun:  # all have raised it: on Beam, a bundle is tried again here
+                self._ending = Ending()
+            ending = self._ending
+            self._begun += 1
+        try:
+            yield ending
+        except (UsageError, EngineError) as exc:
+            ending.tell(exc)
+            raise
+        finally:
+            with self._lock:
+                self._begun -= 1
+
+    def end(self, error: BaseException) -> None:
+        """All requests that have begun and wait raise this."""
+        self._ending.tell(error)
+
+    async def enter(self, ending: Ending, tokens: float = 0.0) -> None:
         """Wait until a request of about so many tokens may be sent."""
+        ending.check()
         if self._turn is None:
             self._turn = asyncio.Lock()
-        if not self._turn.locked() and not self.pace.ask(tokens):  # nobody waits, and it may go: the common case
+        one = len(self._paces) == 1
+        if one and not self._turn.locked() and not self.pace.ask(tokens):  # nobody waits, and it may go: the common case
             return
         async with self._turn:  # one asks, the others queue here in order; asyncio's locks are fair
-            while wait := self.pace.ask(tokens):
-                began = time.monotonic()
-                await asyncio.sleep(min(wait, LONGEST_SLEEP))
-                self._throttled(began)
+            for pace in self._paces:
+                ending.check()
+                while wait := pace.ask(tokens):
+                    began = time.monotonic()
+                    await ending.sleep(min(wait, LONGEST_SLEEP))
+                    self._throttled(began)
 
-    def enter_thread(self, tokens: float = 0.0) -> None:
+    def enter_thread(self, ending: Ending, tokens: float = 0.0) -> None:
         """The same for a thread that may block."""
         with self._thread_turn:
-            while wait := self.pace.ask(tokens):
-                began = time.monotonic()
-                time.sleep(min(wait, LONGEST_SLEEP))
-                self._throttled(began)
+            for pace in self._paces:
+                ending.check()
+                while wait := pace.ask(tokens):
+                    began = time.monotonic()
+                    ending.sleep_thread(min(wait, LONGEST_SLEEP))
+                    self._throttled(began)
+
+    def used(self, tokens: float) -> None:
+        """So many more than was thought."""
+        for pace in self._paces:
+            pace.used(tokens)
+
+    def close(self) -> None:
+        for pace in self._paces:
+            pace.close()
 
     # Of a request that is over; called on the loop's thread, and on threads that ask by themselves.
 

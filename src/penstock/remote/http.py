@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -96,6 +97,7 @@ class HttpTransport:
         self._credentials = credentials
         self._timeout = timeout
         self._headers = credentials.made()
+        self._secrets = _secrets_of(self._headers)  # all that were sent so far
         library = logging.getLogger("httpx")
         if library.level == logging.NOTSET:
             library.setLevel(logging.WARNING)  # it logs each request, with all of its address
@@ -119,6 +121,7 @@ class HttpTransport:
         if reply.status == 401 and self._credentials.can_change:  # the key may be too old
             if sent == self._headers:  # else another request has fetched a new key meanwhile
                 self._headers = await asyncio.to_thread(self._credentials.made)
+                self._secrets |= _secrets_of(self._headers)
                 for client in self._clients:
                     client.headers.update(self._headers)
             if sent != self._headers:
@@ -132,10 +135,8 @@ class HttpTransport:
 
     def redact(self, text: str) -> str:
         """The text without keys that were sent."""
-        for value in self._headers.values():
-            secret = value.removeprefix("Bearer ")
-            if len(secret) >= SHORTEST_SECRET:
-                text = text.replace(secret, "***")
+        for secret in sorted(self._secrets, key=len, reverse=True):  # one may be in another
+            text = text.replace(secret, "***")
         return text
 
     async def _post(self, content: bytes) -> Reply:
@@ -166,6 +167,13 @@ class HttpTransport:
         except httpx.TransportError as exc:
             raise BrokenOff(f"the connection broke off: {type(exc).__name__}: {exc}") from exc
         return Reply(response.status_code, response.headers, response.content)
+
+
+def _secrets_of(headers: Mapping[str, str]) -> set[str]:
+    """What must not be shown of headers, also as JSON and Python write it in texts."""
+    values = [value.removeprefix("Bearer ").removeprefix("Basic ") for value in headers.values()]
+    written = [(value, json.dumps(value)[1:-1], repr(value)[1:-1], value.replace("/", "\\/")) for value in values]
+    return {secret for each in written for secret in each if len(secret) >= SHORTEST_SECRET}
 
 
 def _spare_lookups() -> None:

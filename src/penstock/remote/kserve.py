@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _TYPES = {bool: "BOOL", int: "INT64", float: "FP32", str: "BYTES"}
+_ARRAY_TYPES = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
 
 
 def kserve_request(name: str, datatype: str | None = None) -> Callable[[Any], dict[str, Any]]:
     """A request_fn: each row, a number, a text or a list of such, nested or not, is the only row of the input `name`.
-    datatype: as KServe calls it, such as "FP32"; None: by the first value."""
+    datatype: as KServe calls it, such as "FP32"; None: that of an array; else BOOL, INT64, BYTES (of texts), and FP32 where
+    a number has a fraction."""
     return _Request(name, datatype)
 
 
@@ -26,10 +33,13 @@ class _Request:
         self._datatype = datatype
 
     def __call__(self, row: Any) -> dict[str, Any]:
-        values = row.tolist() if hasattr(row, "tolist") else row
+        values = _plain(row)
         shape = _shape(values)
         flat = _flat(values)
-        datatype = self._datatype or _TYPES.get(type(flat[0]) if flat else float, "BYTES")
+        if len(flat) != math.prod(shape):
+            raise ValueError(f"expected lists of one length, got {len(flat)} values where the first ones say {shape}")
+        datatype = self._datatype or _ARRAY_TYPES.get(str(getattr(row, "dtype", "")).removeprefix("torch."))
+        datatype = _type_of(flat, datatype)
         return {"inputs": [{"name": self._name, "shape": [1, *shape], "datatype": datatype, "data": flat}]}
 
 
@@ -39,7 +49,7 @@ class _Answer:
 
     def __call__(self, body: Any) -> Any:
         if isinstance(body, Mapping) and body.get("error"):
-            raise ValueError(f"the service answered with an error: {body['error']!r:.300}")
+            raise ValueError(f"the service answered with an error: {body['error']!r}")
         outputs = {each["name"]: each for each in body["outputs"]}
         if self._name is None and len(outputs) != 1:
             raise ValueError(f"expected one output, got {', '.join(outputs)}; name one: kserve_answer(name)")
@@ -48,6 +58,28 @@ class _Answer:
             raise ValueError(f"there is no output {name!r}; the outputs are {', '.join(outputs)}")
         values, shape = _flat(outputs[name]["data"]), list(outputs[name]["shape"])
         return _shaped(values, shape[1:] if shape and shape[0] == 1 else shape)
+
+
+def _plain(value: Any) -> Any:
+    """Lists and plain values of arrays, their scalars, and lists of them."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _type_of(values: Sequence[Any], told: str | None) -> str:
+    """What is told, or else by the values. TypeError for those that JSON cannot hold."""
+    kinds = {type(value) for value in values} or {float}
+    if wrong := next((kind for kind in kinds if kind not in _TYPES), None):
+        hint = "; decode them to texts first" if wrong is bytes else ""
+        raise TypeError(f"expected numbers, texts or booleans, got {wrong.__name__}{hint}")
+    if told is not None:
+        return told
+    if kinds == {int, float}:
+        kinds = {float}
+    if len(kinds) > 1:
+        raise TypeError(f"expected values of one type, got {' and '.join(sorted(kind.__name__ for kind in kinds))}")
+    return _TYPES[kinds.pop()]
 
 
 def _shape(values: Any) -> list[int]:

@@ -79,7 +79,7 @@ class OpenAIFormat:
         if not isinstance(told, dict):
             raise TypeError(f"expected an object, got {type(told).__name__}")
         if told.get("error"):
-            raise RemoteRequestError(f"the service answered with an error: {told['error']!r:.300}")
+            raise RemoteRequestError(f"the service answered with an error: {told['error']!r}")
         use = usage_of(told)
         return (told if self.full_response else self._answer(told)), use
 
@@ -99,7 +99,7 @@ class OpenAIFormat:
             return _text(choice["text"])
         message = choice["message"]
         if message.get("refusal"):
-            raise RemoteRequestError(f"the model refused: {message['refusal']!r:.300}")
+            raise RemoteRequestError(f"the model refused: {message['refusal']!r}")
         text = message["content"]
         if self.schema is None:
             return _text(text)

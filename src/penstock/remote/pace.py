@@ -58,6 +58,10 @@ class PaceRules:
     throttle_delay: float = 1.0  # seconds to wait after a refusal that does not say how long
 
     @property
+    def has_limits(self) -> bool:
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+    @property
     def most(self) -> float:
         """Requests a second."""
         return math.inf if self.requests_per_minute is None else self.requests_per_minute / 60

@@ -87,6 +87,11 @@ def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time
         return None
 
 
+def check_at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name}={value!r}: expected a whole number of at least 1")
+
+
 def _check_positive(name: str, value: object, expected: str, *, optional: bool = False) -> None:
     if optional and value is None:
         return

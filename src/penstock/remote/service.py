@@ -7,7 +7,6 @@ kept answer? -> gate (pace, budget) -> httpx -> answered: kept, counted
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,12 +16,13 @@ from typing import Any, Protocol
 from penstock.errors import RemoteRequestError, UsageError
 from penstock.remote.answers import digest_of
 from penstock.remote.budget import Prices, Spending
+from penstock.remote.ending import Ending
 from penstock.remote.meter import Meter
 from penstock.remote.openai_format import usage_of
 from penstock.remote.pace import backoff
 from penstock.remote.rules import PASSING, REFUSED, UNAVAILABLE, Retries, retry_after
 
-SHOWN = 300  # characters of a body in errors
+SHOWN = 500  # characters of a body, or of an error that it led to
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,11 @@ class Service:
         """The answer to a request. tokens: that it takes, about. RemoteRequestError: this row's."""
         digest = digest_of(self._name.encode(), content) if self._answers.keeps else b""
         if digest and (kept := self._answers.find(digest)) is not None:
-            self._counts.add("answers_reused")
-            return read(kept)[0]
-        reply = await self._reply(content, tokens)
+            answer, use = read(kept)
+            self._meter.reused(1, use, self._prices)
+            return answer
+        with self._gate.request() as ending:
+            reply = await self._reply(content, tokens, ending)
         try:
             answer, use = self._read(reply, read)
         except RemoteRequestError:
@@ -90,31 +92,41 @@ class Service:
             raise
         self._used(use, tokens)
         if digest:
-            self._answers.keep(digest, reply.body)  # before anybody is given it
+            self._keep(digest, reply.body)  # before anybody is given it
         return answer
 
-    async def _reply(self, content: bytes, tokens: float) -> Reply:
+    def _keep(self, digest: bytes, body: bytes) -> None:
+        """Not if the service tells a key back: a resumed run asks once more."""
+        text = body.decode(errors="replace")
+        if self._redact(text) == text:
+            self._answers.keep(digest, body)
+
+    def give_up(self, error: BaseException) -> None:
+        """The run ends with an error: requests that wait raise it, and are not sent. Called on the loop's thread."""
+        self._gate.end(error)
+
+    async def _reply(self, content: bytes, tokens: float, ending: Ending) -> Reply:
         """Sent until there is one that counts."""
         tried = 0
         while True:
-            await self._gate.enter(tokens)
+            await self._gate.enter(ending, tokens)
             self._account.begin_request()  # after the wait: others may have spent the budget meanwhile
             sent = self._gate.pace.now()
             try:
                 reply = await self._transport(content)
             except Unreachable as exc:
                 self._account.take_back()
-                self._gate.unreachable(sent, self._redact(str(exc)))
+                self._gate.unreachable(sent, self._shown(str(exc)))
                 continue
             except BrokenOff as exc:
-                error = RemoteRequestError(f"{self._name}: {self._redact(str(exc))}")
+                error = RemoteRequestError(f"{self._name}: {self._shown(str(exc))}")
             else:
                 self._counts.add("requests")
                 if reply.status in REFUSED:
                     why = f"status {reply.status}: {self._beginning(reply)}"
                     told = retry_after(reply.headers)
                     limits = told is not None or reply.status != UNAVAILABLE
-                    await asyncio.sleep(self._gate.refused(sent, told, why, limits=limits))
+                    await ending.sleep(self._gate.refused(sent, told, why, limits=limits))
                     continue
                 self._gate.pace.answered()
                 if 200 <= reply.status < 300:
@@ -126,7 +138,7 @@ class Service:
             if tried > self._retries.num_retries or not self._retries.retry_filter(error):
                 raise error
             self._counts.add("requests_retried")
-            await asyncio.sleep(backoff(tried, random.random(), self._retries.backoff))
+            await ending.sleep(backoff(tried, random.random(), self._retries.backoff))
 
     def _error(self, reply: Reply) -> RemoteRequestError:
         what = f"{self._name} answered with status {reply.status}: {self._beginning(reply)}"
@@ -138,19 +150,22 @@ class Service:
         try:
             return read(reply.body)
         except RemoteRequestError as exc:
-            raise RemoteRequestError(f"{self._name}: {self._redact(str(exc))}") from None
+            raise RemoteRequestError(f"{self._name}: {self._shown(str(exc))}") from None
         except Exception as exc:
-            what = f"the answer is not as expected: {type(exc).__name__}: {self._redact(str(exc))}"
+            what = f"the answer is not as expected: {type(exc).__name__}: {self._shown(str(exc))}"
             raise RemoteRequestError(f"{self._name}: {what}; it begins: {self._beginning(reply)}") from None
 
     def _used(self, use: Spending, thought: float) -> None:
         self._meter.used(use, self._prices)
         if taken := use.input_tokens + use.output_tokens:
-            self._gate.pace.used(taken - thought)
+            self._gate.used(taken - thought)
 
     def _beginning(self, reply: Reply) -> str:
-        text = reply.body[: 4 * SHOWN].decode(errors="replace")
-        return self._redact(text)[:SHOWN] or "(nothing)"
+        return self._shown(reply.body.decode(errors="replace")) or "(nothing)"
+
+    def _shown(self, text: str) -> str:
+        """The beginning of a text from elsewhere, for errors. Cut last: a secret that is cut is not found any more."""
+        return self._redact(text)[:SHOWN]
 
 
 def _use_of(body: bytes) -> Spending:
