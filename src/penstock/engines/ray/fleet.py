@@ -97,8 +97,8 @@ class RayFleet:
         chosen = self._pools[pool]
         asked = wanted(chosen, len(self._pools))
         there = [member.meant_for for member in self._members.values() if member.pool == pool]
-        node = self._keepers.gpu_node(there) if chosen.on_device else ""
-        around = replace(self._spec.around, workers=chosen.size.workers, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
+        node = self._keepers.gpu_node(there, by_resource(asked)) if chosen.on_device else ""
+        around = replace(self._spec.around, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
         actor = self._class.options(
             **asked,
             **({"scheduling_strategy": on_node(node)} if node else {}),
@@ -106,7 +106,7 @@ class RayFleet:
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, self._script, chosen.size.slots, chosen.cores, around, self._run, self._counts.of(pool))
+        ).remote(self._programs, self._script, chosen, around, self._run, self._counts.of(pool))
         now = time.monotonic()
         self._members[worker] = _Member(actor, pool, now, now, asked, node)  # first: what is heard looks for it
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))

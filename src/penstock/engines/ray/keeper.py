@@ -137,16 +137,17 @@ class Keepers:
         """Whether nobody else gets a GPU before the run ends."""
         return bool(self._gpus) and all(node in self._by_node for node in gpu_nodes())
 
-    def gpu_node(self, meant_for: Iterable[str]) -> str:
+    def gpu_node(self, meant_for: Iterable[str], needs: Mapping[str, float]) -> str:
         """Workers that feed a device are on a node that has one: that which has the fewest of them (`meant_for`: the node of
-        each) for its GPUs, also if it came later. Empty: on any node."""
+        each) for its GPUs, also if it came later. `needs`: what else it must have. Empty: on any node."""
         if not self._gpus:
             return ""
         self._gpus = gpu_nodes()
         if not self._gpus:
             raise EngineError("no node of the Ray cluster has a GPU any more, and the models of this run are on GPUs")
         there = Counter(meant_for)
-        return min(self._gpus, key=lambda node: (there[node] / self._gpus[node], node))
+        suitable = gpu_nodes(needs)
+        return min(suitable, key=lambda node: (there[node] / suitable[node], node), default="")
 
 
 def on_node(node: str) -> Any:
