@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import penstock as ps
@@ -26,10 +28,25 @@ def doubled(line: str) -> str:
     return str(int(line) * 2)
 
 
+def wait_until(holds: Callable[[], object], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def held(line: str, folder: str) -> str:
+    """The second half of the numbers waits for a word."""
+    if int(line) >= ROWS // 2:
+        wait_until(Path(folder, "go").exists, "the second half may go on", 200)
+    return line
+
+
 def resumable(folder: str) -> ps.Pipeline:
+    """It is in the middle, for as long as there is no `go` in the folder."""
     p = ps.Pipeline(engine="ray", run_dir=os.path.join(folder, "run"))
-    numbers = p | ps.ReadFromText(os.path.join(folder, "in/*.txt")) | ps.Map(doubled) | ps.Reshuffle()
-    numbers | ps.WriteToText(os.path.join(folder, "out"))
+    numbers = p | ps.ReadFromText(os.path.join(folder, "in/*.txt")) | ps.Map(held, folder) | ps.Map(doubled)
+    numbers | ps.Reshuffle() | ps.WriteToText(os.path.join(folder, "out"))
     return p
 
 

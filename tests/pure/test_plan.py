@@ -11,6 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.engines.ray.cluster import wanted
 from penstock.errors import GraphError
 from penstock.inference.service_handler import AsyncModelHandler
 from penstock.io.source import Read, Source
@@ -473,6 +474,45 @@ def test_hints_size_a_pool(hints, workers, cores, why):
 def test_workers_given_hold_for_every_pool_whatever_the_hints():
     pools = pools_of(hints=[{"accelerator": "gpu"}], workers=5)
     assert [pool.size.workers for pool in pools.pools] == [5, 5]
+
+
+CLUSTER = Machine(24, 96 * 10**9, ("0",), {"CPU": 24, "GPU": 2, "TPU": 4, "memory": 96e9, "ssd": 3})
+
+
+@pytest.mark.parametrize(
+    ("hints", "workers", "cores", "asked"),
+    [
+        ({}, 24, 1, {"num_cpus": 1}),
+        ({"cpus": 4}, 6, 4, {"num_cpus": 4}),
+        ({"min_ram": "12GB"}, 8, 1, {"num_cpus": 1, "memory": 12 * 10**9}),
+        ({"resources": {"ssd": 1}}, 3, 1, {"num_cpus": 1, "resources": {"ssd": 1}}),
+        ({"accelerator": "gpu"}, 2, 1, {"num_cpus": 1, "num_gpus": 1}),
+        ({"accelerator": "cuda:1"}, 2, 1, {"num_cpus": 1, "num_gpus": 1}),
+        ({"accelerator": "xpu"}, 2, 1, {"num_cpus": 1, "num_gpus": 1}),
+        ({"accelerator": "gpu", "resources": {"GPU": 0.5}}, 4, 1, {"num_cpus": 1, "num_gpus": 0.5}),
+        ({"accelerator": "TPU"}, 4, 1, {"num_cpus": 1, "resources": {"TPU": 1}}),
+        (
+            {"accelerator": "type:nvidia-tesla-t4;count:2;install-nvidia-driver"},
+            *(1, 1, {"num_cpus": 1, "num_gpus": 2, "resources": {"accelerator_type:T4": 0.001}}),
+        ),
+        (
+            {"accelerator": "type:nvidia-h100-80gb"},
+            *(2, 1, {"num_cpus": 1, "num_gpus": 1, "resources": {"accelerator_type:H100": 0.001}}),
+        ),
+        (
+            {"accelerator": "type:TPU-V4;count:4"},
+            *(1, 1, {"num_cpus": 1, "resources": {"TPU": 4, "accelerator_type:TPU-V4": 0.001}}),
+        ),
+    ],
+)
+def test_what_a_worker_asks_of_a_cluster(hints, workers, cores, asked):
+    (pool,) = [pool for pool in pools_of(machine=CLUSTER, hints=[hints]).pools if pool.stages[-1] == (1 if hints else 0)]
+    assert (pool.size.workers, pool.cores, wanted(pool, 1)) == (workers, cores, asked)
+
+
+def test_fewer_workers_than_a_cluster_has_cores_are_told_what_they_ask_for():
+    (pool,) = pools_of(machine=CLUSTER, workers=4).pools
+    assert (pool.size.workers, pool.cores, wanted(pool, 1)) == (4, 1, {"num_cpus": 1})
 
 
 def test_stages_with_equal_hints_share_a_pool():

@@ -718,6 +718,48 @@ def test_a_pool_that_waits_for_a_service_does_not_grow():
     assert decide(scheduler) == [("start", 2), ("start", 3)]
 
 
+def test_pools_that_need_the_same_scarce_thing_take_turns():
+    scheduler = Scheduler([(0, (1,)), (1, ())], {0: PoolSize(1), 1: PoolSize(1)})
+    for number in range(1000):
+        scheduler.add(0, 0, (number,), number)
+    holder, asking, turns, done = None, {}, [], 0
+    while not scheduler.finished:
+        commands = scheduler.decide(0.0)
+        for command in commands:
+            if isinstance(command, StartWorker):
+                asking[command.worker] = command.pool
+            elif isinstance(command, StopWorker):
+                holder = None if command.worker == holder else holder
+                asking.pop(command.worker, None)
+            else:
+                task = scheduler.task_done(command.worker, command.task.id)
+                done += task.stage
+                if task.stage == 0:
+                    scheduler.add(1, 0, task.key, None)
+        if holder is None and asking:
+            holder = min(asking)
+            turns.append(asking.pop(holder))
+            scheduler.worker_ready(holder)
+        elif not commands:
+            assert set(asking.values()) - scheduler.starved, "nobody can go on"
+            scheduler.starved.update(asking.values())
+    assert done == 1000
+    assert turns == [0, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_workers_that_have_something_to_do_are_not_given_up():
+    scheduler = with_splits(Scheduler([(0, ()), (1, ())], {0: PoolSize(1), 1: PoolSize(1)}), *"abc")
+    scheduler.add(1, 0, (0,), "d")
+    assert decide(scheduler) == [("start", 0), ("start", 1)]
+    scheduler.worker_ready(0)
+    assert decide(scheduler) == [(0, "a")]
+    scheduler.starved.add(1)
+    scheduler.task_done(0, 0)
+    assert decide(scheduler) == [(0, "b")]
+    scheduler.worker_ready(1)
+    assert not scheduler.starved
+
+
 def throttled(step, milli_secs):
     return Metrics(
         {MetricKey(step, "model", "throttled_milli_secs"): milli_secs, MetricKey(step, "model", "requests"): 9999}

@@ -14,8 +14,9 @@ class Surroundings:
     """What a process knows about the run that it works for."""
 
     folder: str = ""  # of the run's hosts; empty: there is no run, and models are in the process
-    workers: int = 1  # processes that may hold a copy each
+    workers: int = 1  # processes of this machine that may hold a copy each
     slots: int = 1  # splits that each of these runs at a time
+    spread: bool = False  # there are more of them, on other machines
     cores: int = 1  # of the machine
     threads: int = 1  # that may call a model at once, each with its share of the cores: those of a short job
     element_timeout: float | None = None
@@ -71,7 +72,7 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     timeout = wishes.timeout or around.element_timeout
     gpus = around.gpus if wishes.gpus is None else wishes.gpus
     devices = gpus if wishes.accelerator == "gpu" else ()
-    processes = around.workers > 1 or (not around.in_process and len(devices) > 1)
+    processes = around.workers > 1 or around.spread or (not around.in_process and len(devices) > 1)
     is_shared = wishes.neighbours and len(devices) == 1 and timeout is None and not around.in_process
     reasons: list[tuple[bool, str, int]] = [
         (wishes.copies is not None, f"model_copies={wishes.copies}", wishes.copies or 1),

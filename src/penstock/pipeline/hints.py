@@ -11,6 +11,8 @@ from penstock.errors import UsageError
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _ACCELERATORS = re.compile(r"(gpu|tpu|cuda|mps|xpu|hip|npu)(:\d+)?|type:.+", re.IGNORECASE)
+_NOT_GPUS = {"tpu": "TPU", "npu": "NPU"}  # of the accelerators: what Ray does not count as "GPU"
+ACCELERATOR_TYPE = "accelerator_type:"  # so Ray's name begins for what the nodes with that type have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,29 @@ class ResourceHints:
 
 
 NO_HINTS = ResourceHints()
+
+
+def cluster_needs(hints: ResourceHints) -> dict[str, float]:
+    """What these hints ask of a cluster besides cores and memory, by Ray's names: the accelerator, and what is named."""
+    needs = {} if hints.accelerator is None else _accelerator_needs(hints.accelerator)
+    return needs | dict(hints.resources or ())
+
+
+def _accelerator_needs(accelerator: str) -> dict[str, float]:
+    """The whole of it: which one of several is the cluster's choice."""
+    kind, _, told = accelerator.partition(":")
+    if kind.lower() != "type":
+        return {_NOT_GPUS.get(kind.lower(), "GPU"): 1}
+    name, _, settings = told.partition(";")  # as Beam has it: "nvidia-tesla-t4;count:2;install-nvidia-driver"
+    count = re.search(r"count:(\d+)", settings)
+    resource = "TPU" if "tpu" in name.lower() else "GPU"
+    return {resource: int(count[1]) if count else 1, f"{ACCELERATOR_TYPE}{_type_of(name)}": 0.001}
+
+
+def _type_of(name: str) -> str:
+    """Ray's name for a type of accelerator: "T4" for a cloud's "nvidia-tesla-t4". Ray's own names stay as they are."""
+    cloud = re.fullmatch(r"nvidia-(?:tesla-)?((?:[a-z]+-)*[a-z]*\d[a-z0-9]*)(?:-.*)?", name)
+    return cloud[1].upper() if cloud else name
 
 
 def resource_hints(

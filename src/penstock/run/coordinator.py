@@ -30,7 +30,7 @@ from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, PenstockError, StoppedError, WorkerDiedError
 from penstock.observe.metrics import Metrics
 from penstock.rows import safe_str
-from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Lost, Payload, Ready, Resized, Work, WorkerProgress
+from penstock.run.fleet import Died, Done, Event, Failed, Fleet, Lost, Payload, Ready, Resized, Starved, Work, WorkerProgress
 from penstock.run.losses import Losses, key_of
 from penstock.run.outcomes import SplitResult, Tally
 from penstock.run.outputs import RunOutputs
@@ -179,6 +179,8 @@ class Coordinator:
             self._died(worker, event)
         elif isinstance(event, Resized):
             self._scheduler.resize(event.pool, event.workers)
+        elif isinstance(event, Starved):
+            self._scheduler.starved.add(event.pool)
         else:
             raise EngineError(f"unexpected message from a worker: {event!r} (a bug in Penstock)")
 

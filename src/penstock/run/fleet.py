@@ -114,7 +114,14 @@ class Resized:
     workers: int
 
 
-Event: TypeAlias = Ready | Done | Failed | Lost | WorkerProgress | Died | Resized
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """No worker of a pool comes, though there are nodes that could have it: what it needs is taken. It is of no worker."""
+
+    pool: int
+
+
+Event: TypeAlias = Ready | Done | Failed | Lost | WorkerProgress | Died | Resized | Starved
 
 
 class Fleet(Protocol):

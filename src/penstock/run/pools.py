@@ -17,7 +17,7 @@ from penstock.models.host_address import own_run_folder
 from penstock.models.memory import file_bytes, visible_gpus
 from penstock.models.place import Surroundings, choose_place
 from penstock.options import RunOptions
-from penstock.pipeline.hints import ResourceHints
+from penstock.pipeline.hints import ACCELERATOR_TYPE, ResourceHints, cluster_needs
 from penstock.run.plan import Plan, feeds_device
 from penstock.run.schedule import PoolSize
 from penstock.run.short_jobs import SHORT_JOB_BYTES, fits_threads, suits_threads
@@ -217,7 +217,8 @@ def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[
 
 def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunOptions, machine: Machine) -> Pool:
     workers, why = room_for(hints, options.workers, machine)
-    cores = hints.cpus or max(1, machine.cores // workers)
+    is_here = machine.resources is None  # else Ray gives a worker what is asked for it, on a node that is not known yet
+    cores = hints.cpus or (max(1, machine.cores // workers) if is_here else 1)
     return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why, most=options.workers)
 
 
@@ -232,17 +233,15 @@ def room_for(hints: ResourceHints, most: int | None, machine: Machine) -> tuple[
         limits[f"{machine.ram / 1e9:.3g}GB of memory, {hints.min_ram / 1e9:.3g}GB for each"] = machine.ram // hints.min_ram
     if hints.accelerator is not None and machine.resources is None:
         limits[f"one worker for accelerator={hints.accelerator}"] = 1
-    limits |= _cluster_limits(hints, machine.resources or {})
+    if machine.resources is not None:
+        limits |= _cluster_limits(cluster_needs(hints), machine.resources)
     why, workers = min(limits.items(), key=lambda item: item[1])
     if most is not None and most <= workers:
         return most, f"workers={most}"
     return max(1, workers), why if most is None else f"{why}, of workers={most}"
 
 
-def _cluster_limits(hints: ResourceHints, resources: Mapping[str, float]) -> dict[str, int]:
-    """How many workers fit by what a cluster has besides cores and memory; it has nothing where there is none."""
-    needed = dict(hints.resources or ()) if resources else {}
-    if resources and hints.accelerator is not None:
-        needed.setdefault("GPU", 1)
-    there = {name: resources.get(name, 0) for name in needed}
-    return {f"{there[name]:g} of {name}, {needed[name]:g} for each": int(there[name] / needed[name]) for name in needed}
+def _cluster_limits(needs: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, int]:
+    """How many workers fit by what a cluster has besides cores and memory."""
+    counted = {name: (resources.get(name, 0), each) for name, each in needs.items() if not name.startswith(ACCELERATOR_TYPE)}
+    return {f"{there:g} of {name}, {each:g} for each": int(there / each) for name, (there, each) in counted.items()}

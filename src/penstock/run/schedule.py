@@ -7,8 +7,9 @@
 
 A stage that is further down goes first, and a stage whose followers have enough waiting for them is held back: so what lies
 between stages is bounded. Rows are run on the node that has their models, or them, when a worker there is free. A pool that
-waits for a service gets no more workers (throttling.py). A death is charged to a split only when the split was alone in its
-worker; splits that died in company run again alone.
+waits for a service gets no more workers (throttling.py), and one that has nothing to do gives up its own where no worker of
+another comes: so pools that need the same scarce thing take turns. A death is charged to a split only when the split was
+alone in its worker; splits that died in company run again alone.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Scheduler:
         self.waiting: list[Task] = []  # until their not_before
         self._homes = Homes()
         self._held: Set[int] = frozenset()  # pools that do not grow
+        self.starved: set[int] = set()  # pools whose workers do not come: others may have what these need
         self._next_task = 0
         self._next_worker = 0
         self.retries = 0
@@ -153,6 +155,7 @@ class Scheduler:
         self._workers[worker].ready = True
         self._workers[worker].place = place
         pool = self._workers[worker].pool
+        self.starved.discard(pool)
         del self._failed_starts[pool, True], self._failed_starts[pool, False]
 
     def task_done(self, worker: int, task: int) -> Task:
@@ -285,7 +288,8 @@ class Scheduler:
         mine = {number: worker for number, worker in self._workers.items() if worker.pool == pool}
         stages = [stage for stage in self._stages if stage.pool == pool]
         idle = [number for number, worker in mine.items() if not worker.running]
-        if is_over := self._is_over(pool):
+        wanted = sum(len(stage.queued) for stage in stages if not _is_held_back(stage, self._stages))
+        if (is_over := self._is_over(pool)) or (not wanted and self.starved - {pool}):
             over = [number for number in idle if mine[number].ready]
         else:
             over = sorted(idle, key=lambda number: mine[number].ready)[: max(0, len(mine) - size.workers)]
@@ -293,7 +297,6 @@ class Scheduler:
             del self._workers[number]
         if over or is_over:
             return [StopWorker(number) for number in over]
-        wanted = sum(len(stage.queued) for stage in stages if not _is_held_back(stage, self._stages))
         coming = sum(size.slots for worker in mine.values() if not worker.ready)
         most = min(size.workers, max(1, len(mine))) if pool in self._held else size.workers
         missing = min(most - len(mine), -(-(wanted - coming) // size.slots))

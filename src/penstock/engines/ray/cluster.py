@@ -10,11 +10,12 @@ from typing import Any
 from penstock.errors import MissingPackageError
 from penstock.models.host_address import run_folder
 from penstock.models.memory import visible_gpus
+from penstock.pipeline.hints import ACCELERATOR_TYPE, cluster_needs
 from penstock.run.pools import Machine, Pool
 
 NODE = 12  # of the letters of a node's id that are in the name of a folder
 CPU, GPU, MEMORY = "CPU", "GPU", "memory"
-_OWN = ("node:", "object_store_memory", "accelerator_type:")  # how Ray's names for what no step asks for begin
+_OWN = ("node:", "object_store_memory", ACCELERATOR_TYPE)  # how Ray's names for what no step asks for begin
 
 
 def import_ray() -> Any:
@@ -53,7 +54,7 @@ def node_here() -> tuple[str, Machine]:
     with contextlib.suppress(StopIteration):
         mine = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == number)
     here = Machine.here()
-    return number, Machine(max(1, int(mine.get(CPU, here.cores))), here.ram, visible_gpus())
+    return number, Machine(max(1, int(mine.get(CPU, here.cores))), int(mine.get(MEMORY, here.ram)), visible_gpus(), mine)
 
 
 def node_run_folder(run: str, node: str) -> str:
@@ -61,18 +62,24 @@ def node_run_folder(run: str, node: str) -> str:
     return run_folder(f"{run}-{node[:NODE]}")
 
 
-def gpu_nodes() -> dict[str, float]:
-    """The nodes with GPUs, by their ids, and how many."""
-    return {node["NodeID"]: count for node in nodes() if (count := node["Resources"].get(GPU, 0))}
+def gpu_nodes(needs: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The nodes with GPUs, by their ids, and how many; of these, those that have what is needed besides."""
+    there = [node for node in nodes() if node["Resources"].get(GPU) and _has(node, needs or {})]
+    return {node["NodeID"]: node["Resources"][GPU] for node in there}
+
+
+def _has(node: Mapping[str, Any], needs: Mapping[str, float]) -> bool:
+    """Whether it is there, free or not."""
+    return all(node["Resources"].get(name, 0) >= value for name, value in needs.items())
 
 
 def wanted(pool: Pool, pools: int) -> dict[str, Any]:
     """What an actor of this pool asks for, as the options of an actor. The pools of a run share the cores, as on a machine:
     one that waits for another must not keep it from starting."""
     hints = pool.hints
-    own = dict(hints.resources or ())
+    own = cluster_needs(hints)
     asked: dict[str, Any] = {"num_cpus": round(own.pop(CPU, hints.cpus or 1) / pools, 4)}
-    gpus = own.pop(GPU, 1 if (hints.accelerator or "").lower().startswith(("gpu", "cuda")) else 0)
+    gpus = own.pop(GPU, 0)
     if gpus and not pool.on_device:  # else the keeper of the node has them
         asked["num_gpus"] = gpus
     if hints.min_ram is not None:
@@ -91,12 +98,11 @@ def by_resource(asked: Mapping[str, Any]) -> dict[str, float]:
 def lacking(asked: Mapping[str, Any]) -> str | None:
     """What no node has of it, and what they have, for people; None if one node has it all, whether it is free or not."""
     needs = by_resource(asked)
-    there = [node["Resources"] for node in nodes()]
-    if any(all(each.get(name, 0) >= value for name, value in needs.items()) for each in there):
+    there = nodes()
+    if any(_has(node, needs) for node in there):
         return None
-    offers = [
-        "{" + ", ".join(f"{name}: {value:g}" for name, value in sorted(each.items()) if not name.startswith(_OWN)) + "}"
-        for each in there
-    ]
+    hidden = tuple(start for start in _OWN if not any(name.startswith(start) for name in needs))
+    told_of = [{name: value for name, value in node["Resources"].items() if not name.startswith(hidden)} for node in there]
+    offers = ["{" + ", ".join(f"{name}: {value:g}" for name, value in sorted(each.items())) + "}" for each in told_of]
     told = ", ".join(f"{name}: {value:g}" for name, value in needs.items())
     return f"a worker needs {{{told}}}, and the {len(offers)} nodes offer {', '.join(offers)}"

@@ -14,21 +14,19 @@ import logging
 import queue
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.engines.ray.cluster import gpu_nodes, import_ray, lacking, wanted, whole
+from penstock.engines.ray.cluster import GPU, by_resource, import_ray, lacking, wanted, whole
 from penstock.engines.ray.demand import Demand
-from penstock.engines.ray.keeper import Keeper
+from penstock.engines.ray.keeper import Keepers, on_node
 from penstock.engines.ray.node_counts import NodeCounts, needs_of
 from penstock.engines.ray.payloads import StorePayload, with_payloads
 from penstock.engines.ray.worker import RayWorker, Where
 from penstock.errors import EngineError
-from penstock.models.version_files import add_reports, wanted_files
-from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Lost, Ready, Resized, Work, WorkerProgress
-from penstock.run.pools import Pool, room_for
+from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Lost, Ready, Resized, Starved, Work, WorkerProgress
+from penstock.run.pools import room_for
 from penstock.transport.interpreters import import_path
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
@@ -37,9 +35,9 @@ LOOK_EVERY = 1.0  # seconds between two questions how far a split is
 VERSIONS_EVERY = 0.3  # seconds between two looks at which models are wanted
 KEEPER, VERSIONS, NOBODY = -1, -2, -3  # in the place of a worker: what is heard is of a node, or of the cluster
 LOOK_FOR_NODES_EVERY = 2.0  # seconds
+STARVED = 10.0  # seconds without a worker, until another pool is to give up its own if it has nothing to do
 SILENCE = 20.0  # seconds to find out whether an actor that cannot be reached is gone, and why
 TEARDOWN = 30.0  # seconds for all actors to tear down their steps
-HOSTS_END = 10.0  # seconds for all hosts of models to end
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +47,7 @@ class _Member:
     actor: Any
     pool: int
     since: float  # when it was asked for
+    warned: float  # when it was last logged that it does not come; at first the same
     asked: Mapping[str, Any]  # of its node
     meant_for: str  # the node that it must be on, if there is one
     node: str = ""  # once it is there
@@ -83,8 +82,7 @@ class RayFleet:
         self._script = (import_path(), sys.argv)
         self._class = self._ray.remote(RayWorker)
         self._members: dict[int, _Member] = {}
-        self._keepers: dict[str, Keeper] = {}  # by node
-        self._gpus = gpu_nodes() if any(pool.on_device for pool in spec.pools.pools) else {}
+        self._keepers = Keepers(spec.around.folder, spec.pools.pools)
         self._sizes = {pool.index: pool.size.workers for pool in spec.pools.pools}
         self._counts = NodeCounts(self._pools)
         self._found: list[tuple[int, Event]] = []  # while looking
@@ -98,19 +96,19 @@ class RayFleet:
     def start(self, pool: int, worker: int) -> None:
         chosen = self._pools[pool]
         asked = wanted(chosen, len(self._pools))
-        node = self._gpu_node(chosen)
-        size = chosen.size
-        around = replace(self._spec.around, workers=size.workers, slots=size.slots, in_turn=chosen.ahead)
-        around = replace(around, nodes_file=f"pool-{pool}")
+        there = [member.meant_for for member in self._members.values() if member.pool == pool]
+        node = self._keepers.gpu_node(there, by_resource(asked)) if chosen.on_device else ""
+        around = replace(self._spec.around, slots=chosen.size.slots, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
         actor = self._class.options(
             **asked,
-            **({"scheduling_strategy": self._on(node)} if node else {}),
+            **({"scheduling_strategy": on_node(node)} if node else {}),
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=size.slots + 2,
+            max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, self._script, size.slots, chosen.cores, around, self._run, self._counts.of(pool))
-        self._members[worker] = _Member(actor, pool, time.monotonic(), asked, node)  # first: what is heard looks for it
+        ).remote(self._programs, self._script, chosen, around, self._run, self._counts.of(pool))
+        now = time.monotonic()
+        self._members[worker] = _Member(actor, pool, now, now, asked, node)  # first: what is heard looks for it
         self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
 
     def assign(self, worker: int, work: Work) -> None:
@@ -158,11 +156,8 @@ class RayFleet:
         for worker, member in list(self._members.items()):
             if member.is_ready:  # others have nothing to tear down, and may never be
                 self.stop(worker)
-        # Once more, while actors tear down: what became of versions since the last exchange belongs to the result.
-        for node, keeper in self._keepers.items() if self._spec.changes else ():
-            with contextlib.suppress(self._ray.exceptions.RayError):
-                wanted = wanted_files(self._spec.around.folder)
-                add_reports(self._spec.around.folder, node, self._ray.get(keeper.actor.exchange.remote(wanted), timeout=5))
+        if self._spec.changes:
+            self._keepers.last_exchange()  # while actors tear down
         words = [word for _, word in self._leaving.values()]
         if words:
             _, late = self._ray.wait(words, num_returns=len(words), timeout=TEARDOWN)
@@ -172,15 +167,11 @@ class RayFleet:
 
     def kill(self) -> None:
         actors = [actor for actor, _ in self._leaving.values()] + [member.actor for member in self._members.values()]
-        keepers, self._keepers = list(self._keepers.values()), {}
         self._leaving, self._members = {}, {}
         self._demand.close()
         for actor in actors:  # before the keepers leave: no worker asks for a host that is ended
             self._ray.kill(actor)
-        if keepers:  # one that never came has nothing to end
-            self._ray.wait([keeper.actor.leave.remote() for keeper in keepers], num_returns=len(keepers), timeout=HOSTS_END)
-        for keeper in keepers:
-            self._ray.kill(keeper.actor)
+        self._keepers.end()
 
     # What is heard.
 
@@ -194,7 +185,7 @@ class RayFleet:
         if heard.worker == KEEPER:
             self._kept_no_more(heard.what)
         elif heard.worker == VERSIONS:
-            self._take_reports(heard.what, heard.call)
+            self._keepers.take_reports(heard.what, heard.call)
         elif heard.what == "left" and heard.worker in self._leaving:  # what it holds is for others from now on
             self._ray.kill(self._leaving.pop(heard.worker)[0])
         member = self._members.get(heard.worker)
@@ -238,7 +229,7 @@ class RayFleet:
         member.node = where.node
         if not (self._pools[member.pool].hosted or self._spec.changes):
             return self._ready(member)
-        if where.node not in self._keepers:
+        if self._keepers.of(where.node) is None:
             self._keep(where.node)
         self._settle(worker, member)
         return None
@@ -251,59 +242,35 @@ class RayFleet:
     # The hosts of models.
 
     def _keep(self, node: str) -> None:
-        wanted = wanted_files(self._spec.around.folder)
-        keeper = self._keepers[node] = Keeper(self._ray, node, self._run, self._gpus.get(node, 0), wanted)
+        keeper = self._keepers.start(node)
         keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(KEEPER, node, -1, call)))
-        self._hear(VERSIONS, node, -1, keeper.versions)
+        self._hear_versions(node, keeper.versions)
+
+    def _hear_versions(self, node: str, exchange: Any) -> None:
+        self._hear(VERSIONS, node, -1, exchange)
 
     def _settle(self, worker: int, member: _Member) -> None:
-        keeper = self._keepers[member.node]
+        keeper = self._keepers.of(member.node)
+        assert keeper is not None
         self._hear(worker, "settled", -1, member.actor.settle.remote(keeper.actor, keeper.gpus, keeper.versions))
 
     def _kept_no_more(self, node: str) -> None:
         """A keeper is gone. Hosts that it has started live on; another one starts those that are needed later."""
-        if node in self._keepers:
-            del self._keepers[node]
-            mine = {worker: member for worker, member in self._members.items() if member.node == node}
-            if mine and node in {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}:
-                logger.warning("the actor that starts models on node %s died; another one is started", node)
-                self._keep(node)
-                for worker, member in mine.items():
-                    self._settle(worker, member)
-
-    def _exchange(self) -> None:
-        """What is wanted of models that change goes to all nodes, and what became of it comes from there."""
-        wanted = wanted_files(self._spec.around.folder)
-        for node, keeper in self._keepers.items():
-            if not keeper.is_asked:
-                keeper.is_asked = True
-                self._hear(VERSIONS, node, -1, keeper.actor.exchange.remote(wanted))
-
-    def _take_reports(self, node: str, call: Any) -> None:
-        if node in self._keepers:
-            self._keepers[node].is_asked = False
-        if call.exception() is None:
-            add_reports(self._spec.around.folder, node, call.result())
-
-    def _gpu_node(self, pool: Pool) -> str:
-        """Workers that feed a device are on a node that has one: that which has the fewest for its GPUs, also if it came
-        later. Empty: on any node."""
-        if not pool.on_device or not self._gpus:
-            return ""
-        self._gpus = gpu_nodes()
-        if not self._gpus:
-            raise EngineError("no node of the Ray cluster has a GPU any more, and the models of this run are on GPUs")
-        there = Counter(member.meant_for for member in self._members.values() if member.pool == pool.index)
-        return min(self._gpus, key=lambda node: (there[node] / self._gpus[node], node))
-
-    def _on(self, node: str) -> Any:
-        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        mine = {worker: member for worker, member in self._members.items() if member.node == node}
+        if self._keepers.lost(node) and mine:
+            logger.warning("the actor that starts models on node %s died; another one is started", node)
+            self._keep(node)
+            for worker, member in mine.items():
+                self._settle(worker, member)
 
     def _trouble(self, heard: _Heard, member: _Member, error: BaseException) -> Event | None:
         """A call that gave no answer: its actor is gone, or Ray could not carry what it gave."""
         for answer in (heard.answers.completed(), *heard.answers) if heard.answers else ():
             with contextlib.suppress(self._ray.exceptions.RayError):  # Ray logs errors that nobody has looked at
                 self._ray.get(answer)
+        if heard.what == "settled" and isinstance(error, self._ray.exceptions.RayTaskError):
+            self._check_keeper(member, error)
+            return None
         gone = (self._ray.exceptions.RayActorError, self._ray.exceptions.ActorUnschedulableError)
         if isinstance(error, self._ray.exceptions.ActorUnavailableError):  # the next question how far it is says more
             member.silent_since = member.silent_since or time.monotonic()
@@ -321,6 +288,15 @@ class RayFleet:
                 return Lost(heard.task, was_input=True)
             return Failed(heard.task, ErrorReport.of(_cause_of(error)))
         raise EngineError(f"an actor of Ray cannot say where it is: {type(error).__name__}: {error}") from error
+
+    def _check_keeper(self, member: _Member, error: BaseException) -> None:
+        """What the keeper gave for it is an error. If the keeper is gone, that is heard, too, and another one gives it."""
+        cause = _cause_of(error)
+        if not isinstance(cause, self._ray.exceptions.RayActorError):
+            raise EngineError(
+                f"the actor that starts models on node {member.node} could not say which GPUs it has, or could not be told "
+                f"which versions of models are wanted there: {type(cause).__name__}: {cause}"
+            ) from error
 
     def _death(self, member: _Member, error: BaseException) -> Died:
         """It is the work's fault unless its node is gone, too."""
@@ -343,7 +319,7 @@ class RayFleet:
             return
         self._looked = now
         if self._spec.changes:
-            self._exchange()
+            self._keepers.exchange(self._hear_versions)
         for worker, member in list(self._members.items()):
             if member.silent_since is not None and now - member.silent_since > SILENCE:
                 self._found.append((worker, self._given_up(worker, f"its actor was not heard of for {SILENCE:g} s")))
@@ -353,6 +329,7 @@ class RayFleet:
         if now - self._looked_for_nodes >= min(LOOK_FOR_NODES_EVERY, self._wait_for_resources):
             self._looked_for_nodes = now
             self._check_resources(now)
+            self._say_who_starves(now)
             self._follow_nodes()
 
     def _follow_nodes(self) -> None:
@@ -373,24 +350,32 @@ class RayFleet:
             if member.pool in changed:
                 member.actor.share.remote(changed[member.pool])
 
+    def _say_who_starves(self, now: float) -> None:
+        pools = {member.pool for member in self._members.values() if now - member.since > STARVED}
+        pools -= {member.pool for member in self._members.values() if member.is_ready}
+        self._found += [(NOBODY, Starved(pool)) for pool in pools]
+
     def _check_resources(self, now: float) -> None:
         """An error for a pool that no node can have a worker of, when it has waited long enough."""
         for member in self._members.values():
-            waited = now - member.since
-            if member.is_ready or member.pool in self._was_ready or waited < self._wait_for_resources:
+            is_new = now - member.warned < self._wait_for_resources
+            if member.is_ready or member.pool in self._was_ready or is_new:
                 continue
-            missing = lacking(member.asked)
-            steps = ", ".join(map(str, self._pools[member.pool].stages))
-            if missing is None:
-                logger.warning(
-                    "stage %s has waited for a worker for %.0f s: the nodes that could have it are busy", steps, waited
-                )
-                member.since = now
-            else:
+            waited = now - member.since
+            pool = self._pools[member.pool]
+            who = f"stage {', '.join(map(str, pool.stages))} (resource hints: {pool.hints})"
+            if (missing := lacking(member.asked)) is not None:
                 raise EngineError(
-                    f"no node for the workers of stage {steps} (resource hints: {self._pools[member.pool].hints}) after "
-                    f"{waited:.0f} s: {missing}; change the hints, or add such a node to the cluster"
+                    f"no node for the workers of {who} after {waited:.0f} s: {missing}; change the hints, or add such a "
+                    "node to the cluster"
                 )
+            if GPU in by_resource(member.asked) and self._keepers.have_all_gpus():
+                raise EngineError(
+                    f"no GPU for the workers of {who} after {waited:.0f} s: processes of models have those of all nodes "
+                    "until the run ends; do the two in runs of their own"
+                )
+            logger.warning("%s has waited for a worker for %.0f s: the nodes that could have it are busy", who, waited)
+            member.warned = now
 
 
 def _cause_of(error: BaseException) -> BaseException:

@@ -23,6 +23,7 @@ from penstock.observe.metrics import Metrics
 from penstock.remote.nodes import tell
 from penstock.run.execute import Executor
 from penstock.run.fleet import Done, Failed, Work, WorkerProgress
+from penstock.run.pools import Machine, Pool, room_for
 from penstock.transport.interpreters import thread_variables
 from penstock.transport.reports import ErrorReport
 from penstock.version import __version__
@@ -46,8 +47,7 @@ class RayWorker:
         self,
         programs: Mapping[int, bytes],
         script: tuple[list[str], list[str]],
-        slots: int,
-        cores: int,
+        pool: Pool,
         around: Surroundings,
         run: str,
         nodes: int,
@@ -56,18 +56,18 @@ class RayWorker:
         share()."""
         path, sys.argv = script
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
-        os.environ.update(thread_variables(cores))  # for what is imported later; Ray has told OpenMP before
+        os.environ.update(thread_variables(pool.cores))  # for what is imported later; Ray has told OpenMP before
         self._node, machine = node_here()
         self._use = FolderUse(node_run_folder(run, self._node))
         nodes_file = os.path.join(self._use.folder, f"{around.nodes_file}.nodes")
         around = replace(around, folder=self._use.folder, cores=machine.cores, gpus=machine.gpus, nodes_file=nodes_file)
-        self._sessions = ProcessSessions(Metrics(), around)
+        self._sessions = ProcessSessions(Metrics(), replace(around, **_neighbours(pool, machine)))
         self.share(nodes)
         self._keeper: Any = None
         self._changed = threading.Condition()  # guards the keeper; notified by settle(), for _start_host()
         # From Ray's threads to ours; each waits for its future. None: a thread ends.
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
-        self._executors = [Executor(programs, self._sessions, shipped) for _ in range(slots)]
+        self._executors = [Executor(programs, self._sessions, shipped) for _ in range(pool.size.slots)]
         self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
         for thread in self._threads:
             thread.start()
@@ -142,3 +142,10 @@ class RayWorker:
             except BaseException as exc:  # whoever waits must hear of it
                 answer.set_exception(exc)
         executor.close()  # on the thread that ran the steps
+
+
+def _neighbours(pool: Pool, node: Machine) -> dict[str, Any]:
+    """What Surroundings say of the workers beside this one: so many as have room on its node share its memory and budgets.
+    Whether models are in hosts is decided for the whole pool: the driver has asked for GPUs accordingly."""
+    is_spread = pool.size.workers > 1
+    return {"workers": room_for(pool.hints, pool.most, node)[0] if is_spread else 1, "spread": is_spread}
