@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 
 import penstock as ps
 import ray_cluster
-from penstock.engines.ray import RayEngine, fleet
+from penstock.engines.ray import RayEngine, fleet, keeper
 from penstock.engines.ray.payloads import shipped
 from penstock.errors import EngineError, StoppedError, UsageError, WorkerDiedError
 from penstock.remote.nodes import Nodes
@@ -204,9 +205,140 @@ def test_a_large_model_is_one_process_on_each_node(cluster, tmp_path):
     assert {len(pids) for pids in holders.values()} == {1}
     pids = set.union(*holders.values())
     assert len(pids) == len(holders) >= 2
-    found = p.result.metrics
-    print(found)
+    assert p.result.metrics.counter("num_inferences") == 4000, "those of all nodes"
+    assert p.result.metrics.distribution("inference_request_batch_size").sum == 4000
     wait_until(lambda: not any(map(is_alive, pids)), "the hosts have ended")
+
+
+class TwoCopies(Where):
+    """No row is answered before two processes of its node answer."""
+
+    def __init__(self, folder):
+        super().__init__(model_copies=2, max_batch_size=10)
+        self.folder = folder
+
+    def run_inference(self, batch, model, inference_args=None):
+        _, node = batch[0]
+        Path(self.folder, f"{node}.{os.getpid()}").touch()
+        wait_until(lambda: len(list(Path(self.folder).glob(f"{node}.*"))) >= 2, "both copies have rows", 90)
+        return super().run_inference(batch, model)
+
+
+def test_copies_of_a_model_are_so_many_on_each_node(cluster, tmp_path):
+    p = ps.Pipeline(engine="ray", workers=3)
+    seen = p | ps.Create(range(4000)) | ps.Map(on_many_nodes, str(tmp_path), 2)
+    answers = (seen | ps.Map(node_of) | ps.RunInference(TwoCopies(str(tmp_path)))).collect()
+    assert [row for (row, _), _ in answers] == list(range(4000))
+    holders = {(node, pid) for (_, node), pid in answers}
+    assert sorted(Counter(node for node, _ in holders).values()) in ([2, 2], [2, 2, 2])
+
+
+class Breaks(Where):
+    """Hangs at one row, or dies of it."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        for row, _ in batch:
+            if row == "hangs":
+                time.sleep(1000)
+            if row == "dies":
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return super().run_inference(batch, model)
+
+
+@pytest.mark.parametrize(
+    ("what", "handling", "kind"), [("hangs", {"timeout": 3.0}, "timed out"), ("dies", {"use_subprocess": True}, "crashed")]
+)
+def test_a_row_that_breaks_its_model_fails_alone(cluster, tmp_path, what, handling, kind):
+    p = ps.Pipeline(engine="ray")
+    seen = p | ps.Create([*range(1000), what, *range(1000, 2000)]) | ps.Map(on_many_nodes, str(tmp_path), 3)
+    step = ps.RunInference(Breaks(max_batch_size=20)).with_exception_handling(**handling)
+    good, failures = seen | ps.Map(node_of) | step
+    good | "to text" >> ps.Map(repr) | "good" >> ps.WriteToText(tmp_path / "out")
+    failed = failures.failed_inferences | ps.Map(lambda failure: repr((failure[0][0], failure[1].kind)))
+    failed | "bad" >> ps.WriteToText(tmp_path / "failed" / "out")
+    p.run()
+    answers = read_rows(tmp_path)
+    assert [row for (row, _), _ in answers] == list(range(2000))
+    assert read_rows(tmp_path / "failed") == [(what, kind)]
+
+
+class Counted(Where):
+    """Leaves a trace of each of its copies."""
+
+    def __init__(self, folder):
+        super().__init__(max_batch_size=20)
+        self.folder = folder
+
+    def load_model(self):
+        Path(self.folder, str(os.getpid())).touch()
+        return super().load_model()
+
+
+def test_processes_of_models_are_as_many_as_their_node_has_workers(cluster, tmp_path):
+    (tmp_path / "copies").mkdir()
+    p = ps.Pipeline(engine="ray")
+    seen = p | ps.Create(range(2000)) | ps.Map(on_many_nodes, str(tmp_path), 3)
+    step = ps.RunInference(Counted(str(tmp_path / "copies"))).with_exception_handling(timeout=60)
+    good, _ = seen | step
+    assert len(good.collect()) == 2000
+    assert len(list((tmp_path / "copies").iterdir())) == 5, "a worker for each core of the three nodes, with a copy each"
+
+
+class OnGpu(ps.ModelHandler):
+    """Answers with the GPUs that its process sees; not before it may."""
+
+    def __init__(self, folder):
+        super().__init__(large_model=True)
+        self.folder = folder
+
+    def accelerator(self):
+        return "gpu"
+
+    def load_model(self):
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def run_inference(self, batch, model, inference_args=None):
+        wait_until(Path(self.folder, "go").exists, "it may answer", 90)
+        return [(*row, model) for row in batch]
+
+
+def test_a_model_on_a_gpu_has_that_of_its_node(cluster, tmp_path):
+    """The node says that it has one: this is about who gets it."""
+    node = cluster.add_node(num_cpus=2, num_gpus=1)
+    try:
+        wait_until(lambda: ray.available_resources().get("GPU") == 1, "the node is there")
+        p = ps.Pipeline(engine="ray")
+        rows = p | ps.Create(range(2000)) | ps.Map(node_of) | ps.RunInference(OnGpu(str(tmp_path)))
+        rows | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
+        run = p.start()
+
+        def let_go(wait):
+            wait(lambda: not ray.available_resources().get("GPU"), "the run has the GPU")
+            (tmp_path / "go").touch()
+
+        meanwhile(let_go, run)
+        found = read_rows(tmp_path)
+        assert [row for row, _, _ in found] == list(range(2000))
+        assert {node for _, node, _ in found} == nodes_with("GPU")
+        assert {gpus for _, _, gpus in found} == {"0"}
+        wait_until(lambda: ray.available_resources().get("GPU") == 1, "the GPU is free again")
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+
+
+def test_stages_that_need_the_same_scarce_thing_take_turns(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.run.schedule.QUEUED_TASKS", 4)
+    monkeypatch.setattr("penstock.engines.ray.fleet.STARVED", 1.0)
+    node = cluster.add_node(num_cpus=2, resources={"only": 1})
+    try:
+        wait_until(lambda: nodes_with("only"), "the node is there")
+        p = ps.Pipeline(engine="ray")
+        first = p | ps.Create(range(200)).with_resource_hints(resources={"only": 1})
+        second = first | ps.Map(abs).with_resource_hints(resources={"only": 1}, min_ram="1MB")
+        assert second.collect() == list(range(200))
+        assert p.result.splits > 4, "the first stage was held back"
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
 
 
 class OfKey(ps.ModelHandler):
@@ -561,6 +693,27 @@ def test_the_command_line(cluster, tmp_path):
         [*command, "--address", "x", str(script)], capture_output=True, text=True, check=False, timeout=100
     )
     assert "--address x: it is for --engine ray" in done.stderr
+
+
+def test_versions_of_models_that_a_node_cannot_be_told(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "wanted_files", lambda folder: {"no/such.versions": b"{}"})
+    (tmp_path / "1.txt").write_text("one")
+    watched = ps.RunInference(FromFile(tmp_path / "1.txt"), watch_model_pattern=str(tmp_path / "*.txt"), interval=0.2)
+    with pytest.raises(EngineError, match=r"on node .* could not be told which versions .*: FileNotFoundError: "):
+        (ps.Pipeline(engine="ray", workers=1) | ps.Create(range(10)) | ps.Map(node_of) | watched).collect()
+
+
+def test_a_node_that_fails_to_say_which_versions_it_uses_is_named_once(cluster, tmp_path, caplog):
+    keepers, broken, fine = keeper.Keepers(str(tmp_path), []), Future(), Future()
+    broken.set_exception(OSError("no space left"))
+    fine.set_result({})
+    for call in (broken, broken, fine, broken, broken):
+        keepers.take_reports("some node", call)
+    assert [record.message.partition(" cannot")[0] for record in caplog.records] == ["node some node"] * 2
+    assert "no space left" in caplog.text
+    caplog.clear()
+    keepers.last_exchange()
+    assert "node some node has not said to the end" in caplog.text
 
 
 def test_another_version_of_penstock_is_refused(cluster, monkeypatch):
