@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 
-MOST = 50_000  # rows, if what is waited for never comes
+MOST = 2_000_000  # rows, if what is waited for never comes
 
 
 class Rows(ps.Source[int]):
