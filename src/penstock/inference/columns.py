@@ -208,9 +208,11 @@ def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str |
     return pa.DictionaryArray.from_arrays(numbers, pa.array(ids, pa.string()))
 
 
-def numpy_columns(table: Any) -> dict[str, Any]:
-    """The columns of a table as NumPy arrays: lists of one size as matrices; nulls of numbers as NaN."""
-    return {name: _numpy_column(table.column(name)) for name in table.column_names}
+def numpy_columns(table: Any, *, own: bool) -> dict[str, Any]:
+    """The columns of a table as NumPy arrays: lists of one size as matrices; nulls of numbers as NaN. own: they may be
+    changed; else they cannot be where they are the table's memory."""
+    columns = {name: _numpy_column(table.column(name)) for name in table.column_names}
+    return {name: column.copy() for name, column in columns.items()} if own else columns
 
 
 def _numpy_column(column: Any) -> Any:
