@@ -280,6 +280,31 @@ def test_names_that_are_wrong(points, texts):
         Outputs(output_column="a", output_prefix="b")
 
 
+@pytest.mark.parametrize("source", ["columns", "rows"])
+@pytest.mark.parametrize("in_arrays", [True, False])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model_id", "a"], r"would be the columns \['p_model_id', 'p_a'\], and the model's id 'p_model_id', of which two"),
+        ([1, "1"], r"outputs are called \[1, '1'\], and two|columns \['p_1', 'p_1'\], and the model's id 'p_model_id'"),
+    ],
+)
+def test_outputs_that_would_have_one_name(points, source, in_arrays, names, message):
+    class Several(Outputs):
+        def takes_columns(self):
+            return False
+
+        def run_inference(self, batch, model, inference_args=None):
+            if in_arrays:
+                return {name: np.ones(len(batch)) for name in names}
+            return [dict.fromkeys(names, np.float32(1)) for _ in batch]
+
+    p = ps.Pipeline(workers=0)
+    rows = p | (ps.ReadFromParquet(str(points)) if source == "columns" else ps.Create([{"x": [0.5]}, {"x": (2,)}]))
+    with pytest.raises(UsageError, match=message):
+        (rows | ps.RunInference(Several(columns="x", output_prefix="p_"))).collect()
+
+
 def test_ragged_answers_become_lists(texts, tmp_path):
     class Ragged(ByLength):
         def run_inference(self, batch, model, inference_args=None):
