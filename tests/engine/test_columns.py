@@ -423,6 +423,7 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     p = ps.Pipeline()
     answered = p | ps.ReadFromParquet(str(texts)) | "first" >> ps.RunInference(Lengths())
     answered | "each" >> ps.Map(str) | ps.WriteToText(str(tmp_path / "a"))
+    answered | "values" >> ps.RunInference(Boxes(columns="id", output_prefix="o_")) | ps.WriteToParquet(tmp_path / "d")
     answered | "second" >> ps.RunInference(Lengths(columns=None, output_column=None)) | ps.WriteToText(str(tmp_path / "b"))
     (tmp_path / "in.csv").write_text("text\na\n")
     (
@@ -434,8 +435,15 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     said = {line.strip().partition(":")[0]: line for line in p.explain().splitlines()}
     assert said["ReadFromParquet(texts.parquet)"].endswith("gives columns")
     assert said["first"].endswith("takes columns")
-    assert said["each"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
-    assert said["second"].endswith("turns columns into rows: columns= on the handler would keep them")
+    assert said["values"].endswith(
+        "takes columns, and makes a Python object of each row's input: takes_columns() on the handler would give it arrays"
+    )
+    assert said["each"].endswith(
+        'turns columns into rows, and makes a Python object of each: ps.MapBatches(..., format="arrow") would keep them'
+    )
+    assert said["second"].endswith(
+        "turns columns into rows, and makes a Python object of each: columns= on the handler would keep them"
+    )
     assert said["third"].endswith("turns rows into columns")
 
 
@@ -454,13 +462,17 @@ def test_explain_of_sinks_of_rows_branches_that_meet_and_steps_that_cannot_keep_
     said = {
         line.strip().removeprefix("-> ").partition(":")[0].partition(" -> ")[0]: line for line in p.explain().splitlines()
     }
-    assert said["WriteToJsonl(lines)"].endswith("lines (turns columns into rows)")
+    assert said["WriteToJsonl(lines)"].endswith(
+        "(turns columns into rows, and makes a Python object of each; ps.WriteToParquet and ps.WriteToSql take columns)"
+    )
     assert said["WriteToParquet(columns)"].endswith("/columns")
     assert said["rows"].endswith("/rows")
     assert said["again"].endswith("again: takes rows")
-    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows")
+    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows, and makes a Python object of each")
     for name in ("a", "b"):
-        assert said[f"after {name}"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
+        assert said[f"after {name}"].endswith(
+            'turns columns into rows, and makes a Python object of each: ps.MapBatches(..., format="arrow") would keep them'
+        )
 
 
 def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):
