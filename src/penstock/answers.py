@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+from penstock.row_copies import CONSTANT
 from penstock.rows import PredictionResult, without
-from penstock.tables import without_rows
+from penstock.tables import own_column, without_rows
 
 
 class Together(NamedTuple):
@@ -140,6 +142,35 @@ def bare(answers: list[Any]) -> list[Any]:
     if PredictionResult not in map(type, answers):
         return answers
     return [answer.inference if type(answer) is PredictionResult else answer for answer in answers]
+
+
+def own_answers(answers: Any) -> Any:
+    """Answers that share no memory with what their handler may keep, and fill anew for its next batch."""
+    if isinstance(answers, dict):
+        return {name: own_answers(part) for name, part in answers.items()}
+    if not isinstance(answers, list):
+        return own_column(answers) if is_arrow(answers) else _own(answers)
+    kinds = set(map(type, answers))
+    if kinds <= CONSTANT:
+        return answers.copy()
+    if kinds == {dict} and set(map(type, chain.from_iterable(map(dict.values, answers)))) <= CONSTANT:
+        return list(map(dict.copy, answers))
+    return list(map(_own, answers))
+
+
+def _own(value: Any) -> Any:
+    kind = type(value)
+    if kind in CONSTANT:
+        return value
+    if kind is PredictionResult:
+        return value._replace(inference=_own(value.inference))
+    if kind is dict:
+        return {name: _own(part) for name, part in value.items()}
+    if kind is list or kind is tuple:
+        return kind(value if not value or type(value[0]) in CONSTANT else map(_own, value))
+    if (array := _class("numpy", "ndarray")) is not None and isinstance(value, array):
+        return value.copy()
+    return value.detach().clone() if _is_tensor(value) else value
 
 
 def put_together(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:

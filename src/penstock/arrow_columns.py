@@ -87,7 +87,7 @@ def repeated_text(text: str, rows: int) -> pa.DictionaryArray:
 
 
 def numbers_of(column: pa.Array | pa.ChunkedArray) -> Any:
-    """As its to_numpy(): nulls of numbers are NaN. Not to be written to: it may be the column's own memory."""
+    """As its to_numpy(): nulls of numbers are NaN. It cannot be written to where it is the column's own memory."""
     import numpy as np
 
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -103,4 +103,5 @@ def _numbers_in(chunk: pa.Array, kind: Any) -> Any:
 
     if not len(chunk):
         return np.empty(0, kind)
-    return np.frombuffer(chunk.buffers()[1], kind, len(chunk), chunk.offset * kind.itemsize)
+    memory = memoryview(chunk.buffers()[1]).toreadonly()
+    return np.frombuffer(memory, kind, len(chunk), chunk.offset * kind.itemsize)

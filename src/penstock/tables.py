@@ -52,6 +52,31 @@ def _type_of(values: Sequence[Any], axes: int = MOST_AXES) -> pa.DataType | None
     return known.get(kinds.pop())
 
 
+def own_table(table: Any) -> Any:
+    """The table with copies of what could be changed in place: NumPy and PyTorch make arrays that are a column's own memory,
+    of all but texts."""
+    for at, field in enumerate(table.schema):
+        if not _is_text(field.type):
+            table = table.set_column(at, field, own_column(table.column(at)))
+    return table
+
+
+def own_column(column: Any) -> Any:
+    """A copy of an array of Arrow's, in memory of its own."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks], column.type)
+    return pa.concat_arrays([column]) if isinstance(column, pa.Array) else column
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null)
+    return any(test(kind) for test in tests)
+
+
 def without_rows(data: Any, positions: Collection[int]) -> Any:
     """A table, or an array of Arrow's, but for the rows at these positions."""
     import pyarrow as pa

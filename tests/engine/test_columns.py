@@ -280,6 +280,31 @@ def test_names_that_are_wrong(points, texts):
         Outputs(output_column="a", output_prefix="b")
 
 
+@pytest.mark.parametrize("source", ["columns", "rows"])
+@pytest.mark.parametrize("in_arrays", [True, False])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model_id", "a"], r"would be the columns \['p_model_id', 'p_a'\], and the model's id 'p_model_id', of which two"),
+        ([1, "1"], r"outputs are called \[1, '1'\], and two|columns \['p_1', 'p_1'\], and the model's id 'p_model_id'"),
+    ],
+)
+def test_outputs_that_would_have_one_name(points, source, in_arrays, names, message):
+    class Several(Outputs):
+        def takes_columns(self):
+            return False
+
+        def run_inference(self, batch, model, inference_args=None):
+            if in_arrays:
+                return {name: np.ones(len(batch)) for name in names}
+            return [dict.fromkeys(names, np.float32(1)) for _ in batch]
+
+    p = ps.Pipeline(workers=0)
+    rows = p | (ps.ReadFromParquet(str(points)) if source == "columns" else ps.Create([{"x": [0.5]}, {"x": (2,)}]))
+    with pytest.raises(UsageError, match=message):
+        (rows | ps.RunInference(Several(columns="x", output_prefix="p_"))).collect()
+
+
 def test_ragged_answers_become_lists(texts, tmp_path):
     class Ragged(ByLength):
         def run_inference(self, batch, model, inference_args=None):
@@ -398,6 +423,7 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     p = ps.Pipeline()
     answered = p | ps.ReadFromParquet(str(texts)) | "first" >> ps.RunInference(Lengths())
     answered | "each" >> ps.Map(str) | ps.WriteToText(str(tmp_path / "a"))
+    answered | "values" >> ps.RunInference(Boxes(columns="id", output_prefix="o_")) | ps.WriteToParquet(tmp_path / "d")
     answered | "second" >> ps.RunInference(Lengths(columns=None, output_column=None)) | ps.WriteToText(str(tmp_path / "b"))
     (tmp_path / "in.csv").write_text("text\na\n")
     (
@@ -409,8 +435,15 @@ def test_explain_says_where_columns_become_rows_and_rows_columns(texts, tmp_path
     said = {line.strip().partition(":")[0]: line for line in p.explain().splitlines()}
     assert said["ReadFromParquet(texts.parquet)"].endswith("gives columns")
     assert said["first"].endswith("takes columns")
-    assert said["each"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
-    assert said["second"].endswith("turns columns into rows: columns= on the handler would keep them")
+    assert said["values"].endswith(
+        "takes columns, and makes a Python object of each row's input: takes_columns() on the handler would give it arrays"
+    )
+    assert said["each"].endswith(
+        'turns columns into rows, and makes a Python object of each: ps.MapBatches(..., format="arrow") would keep them'
+    )
+    assert said["second"].endswith(
+        "turns columns into rows, and makes a Python object of each: columns= on the handler would keep them"
+    )
     assert said["third"].endswith("turns rows into columns")
 
 
@@ -429,13 +462,17 @@ def test_explain_of_sinks_of_rows_branches_that_meet_and_steps_that_cannot_keep_
     said = {
         line.strip().removeprefix("-> ").partition(":")[0].partition(" -> ")[0]: line for line in p.explain().splitlines()
     }
-    assert said["WriteToJsonl(lines)"].endswith("lines (turns columns into rows)")
+    assert said["WriteToJsonl(lines)"].endswith(
+        "(turns columns into rows, and makes a Python object of each; ps.WriteToParquet and ps.WriteToSql take columns)"
+    )
     assert said["WriteToParquet(columns)"].endswith("/columns")
     assert said["rows"].endswith("/rows")
     assert said["again"].endswith("again: takes rows")
-    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows")
+    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows, and makes a Python object of each")
     for name in ("a", "b"):
-        assert said[f"after {name}"].endswith('turns columns into rows: ps.MapBatches(..., format="arrow") would keep them')
+        assert said[f"after {name}"].endswith(
+            'turns columns into rows, and makes a Python object of each: ps.MapBatches(..., format="arrow") would keep them'
+        )
 
 
 def test_readers_of_records_give_columns_to_models_that_take_them(tmp_path):

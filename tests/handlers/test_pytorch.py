@@ -599,3 +599,23 @@ def test_a_table_has_no_tensors_and_that_is_no_row_s_failure(weights: str, tmp_p
     made = handler.with_preprocess_fn(lambda row: torch.tensor([row["x"]]))
     good, _ = rows | ps.RunInference(made).with_exception_handling()
     assert len(good.collect()) == 2
+
+
+def test_an_inference_fn_may_have_one_tensor_for_the_answers_of_each_batch(tmp_path):
+    kept = torch.zeros(2, 1)
+
+    def doubled(batch, model, device, inference_args, model_id):
+        torch.mul(torch.stack(list(batch)), 2, out=kept[: len(batch)])
+        return [ps.PredictionResult(example, answer, model_id) for example, answer in zip(batch, kept, strict=False)]
+
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "model.pt")
+    handler = PytorchModelHandlerTensor(
+        model_class=torch.nn.Linear,
+        model_params={"in_features": 1, "out_features": 1},
+        state_dict_path=str(tmp_path / "model.pt"),
+        inference_fn=doubled,
+        max_batch_size=2,
+    )
+    rows = [torch.tensor([float(at)]) for at in range(6)]
+    made = (ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler)).collect()
+    assert [(result.example.item(), result.inference.item()) for result in made] == [(at, 2 * at) for at in range(6)]

@@ -97,7 +97,7 @@ LAYERS = {
     "options": {"errors"},
     "transport": {"rows", "blocks", "errors"},
     "blocks": {"rows", "tables", "errors"},
-    "answers": {"rows", "tables"},
+    "answers": {"row_copies", "rows", "tables"},
     "tables": set(),
     "arrow_columns": set(),
     "seeding": set(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.answers import as_arrays, count_of, is_arrow, uneven
+from penstock.answers import as_arrays, count_of, is_arrow, own_answers, uneven
 from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import PredictionCountError
@@ -13,6 +13,7 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import columns_form
 from penstock.row_copies import own_rows
 from penstock.rows import many
+from penstock.tables import own_table
 
 
 def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, args: Any, step: str) -> Any:
@@ -21,14 +22,24 @@ def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, a
     if isinstance(batch, list):
         giver = "run_inference()"
         made = handler.run_inference(list(batch), model, args)  # a list of its own: it may use it up
-        if type(made) is list and len(made) == len(batch):  # as most do
-            return made
     else:
         giver = "run_inference_columns()"
-        given = numpy_columns(batch) if columns_form(handler) == "numpy" else batch
-        made = handler.run_inference_columns(given, model, args)
-    answers = checked_answers(made, row_count(batch), step, giver)
+        made = handler.run_inference_columns(columns_for(handler, batch), model, args)
+    answers = own_unless_native(handler, checked_answers(made, row_count(batch), step, giver))
     return answers if isinstance(batch, list) else _as_columns(answers)
+
+
+def columns_for(handler: ModelHandler[Any, Any, Any], table: Any) -> Any:
+    """A table as the handler takes it. What it may change in place, no other step sees."""
+    may_change = handler.changes_rows()
+    if columns_form(handler) == "numpy":
+        return numpy_columns(table, own=may_change)
+    return own_table(table) if may_change else table
+
+
+def own_unless_native(handler: ModelHandler[Any, Any, Any], answers: Any) -> Any:
+    """Copies of the answers, where Python of the user's may have a buffer that it fills anew for each batch."""
+    return answers if handler.is_native() else own_answers(answers)
 
 
 def checked_answers(made: Any, rows: int, step: str, giver: str = "run_inference()") -> Any:

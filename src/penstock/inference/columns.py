@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,9 @@ class Output:
 
     def add_to_table(self, table: Any, answers: Any, model_ids: Any) -> Any:
         """The table with the answers and the ids of their models."""
-        columns = {**self._columns_of(answers), self.model_id: model_ids}
-        self._check_new(columns, table.column_names)
-        for name, column in columns.items():
+        columns = [*self._columns_of(answers), (self.model_id, model_ids)]
+        self._check_new([name for name, _ in columns], table.column_names)
+        for name, column in columns:
             table = table.append_column(name, column)
         return table if self.is_named else table.replace_schema_metadata({**(table.schema.metadata or {}), **ANSWERS})
 
@@ -51,35 +51,41 @@ class Output:
             if not isinstance(row, dict):
                 what = f"output_{'column' if self.prefix is None else 'prefix'}="
                 raise UsageError(f"{what} adds to dicts, or to a table; got a {type(row).__name__}: leave it out")
-            new = {**self._fields_of(answer), self.model_id: model_id}
-            self._check_new(new, list(row))
-            made.append({**row, **new})
+            new = [*self._fields_of(answer), (self.model_id, model_id)]
+            self._check_new([name for name, _ in new], row)
+            made.append({**row, **dict(new)})
         return made
 
-    def _columns_of(self, answers: Any) -> dict[str, Any]:
+    def _columns_of(self, answers: Any) -> list[tuple[str, Any]]:
         if self.prefix is None:
-            return {self.column or "inference": as_column(answers)}
+            return [(self.column or "inference", as_column(answers))]
         column = as_column(answers)
         import pyarrow as pa
 
         if not pa.types.is_struct(column.type):
             raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {column.type}")
         parts = _whole(column)
-        return {f"{self.prefix}{field.name}": parts.field(at) for at, field in enumerate(column.type)}
+        return [(f"{self.prefix}{field.name}", parts.field(at)) for at, field in enumerate(column.type)]
 
-    def _fields_of(self, answer: Any) -> dict[str, Any]:
+    def _fields_of(self, answer: Any) -> list[tuple[str, Any]]:
         if self.prefix is None:
-            return {self.column or "inference": answer}
+            return [(self.column or "inference", answer)]
         if not isinstance(answer, Mapping):
             kind = type(answer).__name__
             raise UsageError(f"output_prefix={self.prefix!r} is for several outputs, {_SEVERAL} {kind}")
-        return {f"{self.prefix}{name}": part for name, part in answer.items()}
+        return [(f"{self.prefix}{name}", part) for name, part in answer.items()]
 
-    def _check_new(self, new: Mapping[str, Any] | Sequence[str], names: Sequence[str]) -> None:
+    def _check_new(self, new: Sequence[str], names: Collection[str]) -> None:
         if twice := [name for name in new if name in names]:
             raise UsageError(
                 f"the rows have a column {twice[0]!r} already, and the model's answers would take its place; name another "
                 'with output_column="..." (or output_prefix) on the handler'
+            )
+        if len(set(new)) < len(new):
+            what = f"the model's outputs would be the columns {list(new[:-1])}, and the model's id {new[-1]!r}"
+            raise UsageError(
+                f"{what}, of which two have one name; name the outputs otherwise in the handler, or give output_column= in "
+                "place of output_prefix="
             )
 
 
@@ -95,7 +101,7 @@ def as_column(answers: Any) -> Any:
         return answers
     if isinstance(answers, dict):
         parts = [_whole(as_column(part)) for part in answers.values()]
-        return pa.StructArray.from_arrays(parts, names=[str(name) for name in answers])
+        return pa.StructArray.from_arrays(parts, names=_field_names(answers))
     if isinstance(answers, list):
         return _listed_column([_numpy(each) for each in bare(answers)])
     from penstock.arrow_columns import array_column
@@ -131,7 +137,15 @@ def _struct_column(answers: list[dict[Any, Any] | None]) -> Any:
     names = dict.fromkeys(name for answer in answers for name in answer or {})
     parts = [as_column([(answer or {}).get(name) for answer in answers]) for name in names]
     nulls = pa.array([answer is None for answer in answers]) if None in answers else None
-    return pa.StructArray.from_arrays(parts, names=[str(name) for name in names], mask=nulls)
+    return pa.StructArray.from_arrays(parts, names=_field_names(names), mask=nulls)
+
+
+def _field_names(names: Collection[Any]) -> list[str]:
+    """What the outputs of a model are called."""
+    texts = list(map(str, names))
+    if len(set(texts)) < len(texts):
+        raise UsageError(f"the model's outputs are called {list(names)}, and two of them are the same as texts: rename one")
+    return texts
 
 
 def chunked_column(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
@@ -208,9 +222,11 @@ def model_ids_column(rows: int, model_id: str | None, others: Mapping[int, str |
     return pa.DictionaryArray.from_arrays(numbers, pa.array(ids, pa.string()))
 
 
-def numpy_columns(table: Any) -> dict[str, Any]:
-    """The columns of a table as NumPy arrays: lists of one size as matrices; nulls of numbers as NaN."""
-    return {name: _numpy_column(table.column(name)) for name in table.column_names}
+def numpy_columns(table: Any, *, own: bool) -> dict[str, Any]:
+    """The columns of a table as NumPy arrays: lists of one size as matrices; nulls of numbers as NaN. own: they may be
+    changed; else they cannot be where they are the table's memory."""
+    columns = {name: _numpy_column(table.column(name)) for name in table.column_names}
+    return {name: column.copy() for name, column in columns.items()} if own else columns
 
 
 def _numpy_column(column: Any) -> Any:

@@ -10,7 +10,7 @@ from penstock.batching.isolation import Blame, blamed, isolate
 from penstock.blocks import drop_rows, row_at, row_count
 from penstock.errors import BadRowsError, EngineError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
-from penstock.inference.calls import checked_answers
+from penstock.inference.calls import checked_answers, own_unless_native
 from penstock.inference.submitted_rows import SubmittedRows
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
@@ -180,7 +180,9 @@ class FailedBatch:
         count = self._rows.count
         if values is None and len(bad) < count:
             return None
-        answers = [None] * count if values is None else checked_answers(values, count, self._copy.step)
+        answers: Any = [None] * count
+        if values is not None:
+            answers = own_unless_native(self._handler, checked_answers(values, count, self._copy.step))
         return Outcome(answers, self._failures(bad), model_id=self._copy.model_id())
 
     def _without(self, bad: dict[int, Exception]) -> Outcome:

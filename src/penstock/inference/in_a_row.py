@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.answers import as_rows
 from penstock.blocks import Block, row_count, slice_rows
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.calls import checked_answers
+from penstock.inference.calls import checked_answers, own_unless_native
 from penstock.inference.model import ModelCopy
 from penstock.models.outcome import Outcome
 from penstock.row_copies import are_constant
@@ -56,7 +56,7 @@ def _plain_answers(
             end_if_forked(began, copy.step)
             if type(made) is not list or len(made) != count:
                 made = as_rows(checked_answers(made, count, copy.step))
-            answers += made
+            answers += own_unless_native(copy.handler, made)
     except BaseException as exc:
         end_if_forked(began, copy.step)
         return answers, exc

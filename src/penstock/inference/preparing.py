@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from penstock.answers import as_rows, put_together
+from penstock.answers import as_rows, own_answers, put_together
 from penstock.errors import (
     BadRowsError,
     EngineError,
@@ -143,7 +143,7 @@ class ThreadPreparer:
             raise
         except BadRowsError as exc:
             if exc.values is not None:
-                return list(exc.values), dict(exc.errors)
+                return own_answers(list(exc.values)), dict(exc.errors)
             return self._tried_without(examples, dict(exc.errors), tool, args)
         except BaseException as exc:
             let_through(exc)
@@ -171,7 +171,8 @@ class ThreadPreparer:
         began = this_process()
         values: object = self._handler.prepare(own_rows(examples) if self._may_change else examples, tool, args)
         end_if_forked(began, self._guard.step)
-        return checked_values(values, len(examples), self._guard.step)
+        own: list[Any] = own_answers(checked_values(values, len(examples), self._guard.step))
+        return own
 
 
 def checked_values(values: Any, examples: int, step: str) -> list[Any]:

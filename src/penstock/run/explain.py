@@ -10,12 +10,15 @@ from penstock.inference.service_handler import ServiceHandler, rows_at_once
 from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import DEVICE_SHARE, available_bytes, file_bytes
 from penstock.models.place import Place, Surroundings, Wishes, choose_place, is_small
+from penstock.pipeline.traits import is_ours
 from penstock.pipeline.transforms import MapBatches, RowFunction
 from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
 from penstock.steps.stage import Outlet, Step
+
+TURNS = "turns columns into rows, and makes a Python object of each"
 
 SAMPLED = 100  # files of models, to see how large they are
 
@@ -125,12 +128,20 @@ def _conversion(step: Step, given: str | None) -> list[str]:
     """What a step takes, and what to change where columns are turned into rows."""
     takes = step.traits.takes
     if takes == "rows":
-        return [f"turns columns into rows{_advice(step)}"] if given in ("columns", "both") else ["takes rows"]
+        return [f"{TURNS}{_advice(step)}"] if given in ("columns", "both") else ["takes rows"]
     if given == "rows" and _form_after(step, given) == "columns":
         return ["turns rows into columns"]
     if takes == "columns" and given == "rows":
         return ["takes rows"]
-    return ["takes columns"] if takes == "columns" and given is not None else []
+    return [f"takes columns{_of_examples(step)}"] if takes == "columns" and given is not None else []
+
+
+def _of_examples(step: Step) -> str:
+    """What is said of a model that is given the values of a column one by one. Those of ours that are, need it."""
+    handler = None if step.traits.model is None else step.traits.model.handler
+    if handler is None or handler.takes_columns() or handler.prepares() or is_ours(handler):
+        return ""
+    return ", and makes a Python object of each row's input: takes_columns() on the handler would give it arrays"
 
 
 def _advice(step: Step) -> str:
@@ -233,5 +244,9 @@ def _outlet(plan: Plan, outlet: Outlet, made: str | None) -> str:
     sink = node.traits.sink
     assert sink is not None
     weak = "" if sink.delivery == "exactly once" else f" ({sink.delivery}, if the run is resumed)"
-    turned = " (turns columns into rows)" if made in ("columns", "both") and node.traits.takes == "rows" else ""
+    turned = (
+        f" ({TURNS}; ps.WriteToParquet and ps.WriteToSql take columns)"
+        if made in ("columns", "both") and node.traits.takes == "rows"
+        else ""
+    )
     return f"{node.label} -> {sink.describe()}{weak}{turned}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from penstock.answers import own_answers
 from penstock.batching.batcher import Batcher
 from penstock.batching.entry import Entry, Span
 from penstock.batching.fixed import FixedBatches, Pieces
@@ -13,6 +14,7 @@ from penstock.errors import REPORT, AccountingError, StepError
 from penstock.pipeline.transforms import BatchElements, GroupIntoBatches, MapBatches
 from penstock.rows import let_through, many, row_error, safe_str, shorten, weigh_rows
 from penstock.steps.operator import Operator
+from penstock.tables import own_table
 
 
 class MapBatchesOperator(Operator):
@@ -54,8 +56,9 @@ class MapBatchesOperator(Operator):
 
     def _call(self, batch: Block) -> None:
         try:
-            made = self._fn(list(batch) if isinstance(batch, list) else batch)
+            made = self._fn(list(batch) if isinstance(batch, list) else own_table(batch))
             made = _as_block(made)
+            made = own_table(made) if is_table(made) else made.copy()  # it may fill the same anew for its next batch
         except BaseException as exc:
             let_through(exc)
             first = shorten(rows_of(slice_rows(batch, 0, 1))[0])
@@ -140,7 +143,7 @@ def _values(column: Any) -> Any:
     if hasattr(column, "to_pylist"):
         return column.to_pylist()
     kind = getattr(getattr(column, "dtype", None), "kind", "")
-    return column.tolist() if getattr(column, "ndim", 0) == 1 and kind not in ("m", "M") else column
+    return column.tolist() if getattr(column, "ndim", 0) == 1 and kind not in ("m", "M") else own_answers(column)
 
 
 class BatchElementsOperator(Operator):

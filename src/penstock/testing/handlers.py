@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from penstock.inference.columns import as_column, numpy_columns
+from penstock.inference.calls import columns_for
+from penstock.inference.columns import as_column
 from penstock.inference.handler import ModelHandler, measures_examples
 from penstock.inference.handler_checks import columns_form
 from penstock.rows import PredictionResult, many
@@ -200,8 +201,7 @@ def _check_examples(what: str, batch: list[Any], answers: list[Any]) -> None:
 def _predict_table(handler: Handler, model: Any, table: Any, inference_args: InferenceArgs) -> list[Any]:
     what = "run_inference_columns()"
     _attempt("check_columns()", handler.check_columns, table.schema)
-    given = numpy_columns(table) if columns_form(handler) == "numpy" else table
-    made = _attempt(what, handler.run_inference_columns, given, model, inference_args)
+    made = _attempt(what, handler.run_inference_columns, columns_for(handler, table), model, inference_args)
     rows = _attempt(what, _rows_of, made, what)
     _check_count(what, len(rows), table.num_rows, "answer per row")
     return rows
