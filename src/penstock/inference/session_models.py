@@ -15,7 +15,7 @@ from penstock.batching.entry import Entry, Span
 from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
-from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.models_by_key import FileSizes, ModelsByKey
 from penstock.inference.residents import Resident, Residents
 from penstock.inference.shared import SessionState
 from penstock.models.freed_memory import FreedMemory
@@ -79,7 +79,8 @@ class ManyModels:
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
         budget = models.budget_or_default(owner.around.default_budgets).shared(owner.around.workers)
-        self._residency: Residency[Request] = Residency(budget, self._is_in_use)
+        files = FileSizes(models)
+        self._residency: Residency[Request] = Residency(budget, self._is_in_use, files=lambda model: files[str(model)])
         self._residency.ready(0, models.device_bytes() if budget.by_default else None)
         for model, (limits, by_length) in models.own_limits().items():
             front.register(model, limits, by_length)

@@ -210,6 +210,8 @@ class Broker:
             self._lent.owns(message.payload, client)
             parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
             now = time.monotonic()
+            if self._dispatch.keyed is not None:
+                self._dispatch.keyed.files.update(message.files)
             for entry in entries_of(message, parcel):
                 self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):

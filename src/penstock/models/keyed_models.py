@@ -43,8 +43,10 @@ class KeyedModels(Copies):
         self._fronts = fronts
         self._copies = copies
         self._again = again
+        self.files: dict[Model, int] = {}  # bytes of their files, as clients have told
+        rules: dict[str, Any] = {"copies": spec.copies, "apart": True, "doing": self}
         self.residency: Residency[Parcel] = Residency(
-            spec.budget, self.is_in_use, copies=spec.copies, apart=True, doing=self
+            spec.budget, self.is_in_use, files=lambda model: self.files.get(model, 0), **rules
         )
         self._why: dict[Model, LoadFailed | str] = {}  # of models whose last load failed
         self._stale = True  # something has happened that the residency should look at

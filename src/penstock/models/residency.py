@@ -11,7 +11,7 @@ the model that was needed longest ago, of those that nobody uses.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
@@ -79,8 +79,10 @@ class Residency(Generic[T]):
         apart: bool = False,
         at_once: int = LOADS_AT_ONCE,
         doing: Copies | None = None,
+        files: Callable[[Model], int] = lambda model: 0,
     ) -> None:
-        self.uses = Uses(budget.bytes)
+        """files(model): bytes of its files; 0: nobody knows."""
+        self.uses = Uses(budget.bytes, files)
         self.draining: int | None = None  # a copy where nothing may begin to run: a model will be loaded there, alone
         self.is_apart_needed = False  # whether models have killed their process too often
         self.is_blocked = False  # whether what waits behind the first cannot be loaded before something happens
@@ -300,11 +302,19 @@ class Residency(Generic[T]):
             for copy in self.copies_for(model)
             if self._ready[copy] and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
+        if not self._is_sized(model):  # one at a time, so that the budget is overrun by one at most
+            free = [copy for copy in free if all(map(self._is_sized, self._loading_with(copy)))]
         free.sort(key=lambda copy: (self.room.bytes[copy], self.room.models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]
             return []
         return free[:1] if is_suspect else free
+
+    def _is_sized(self, model: Model) -> bool:
+        return self.budget.bytes is None or self.uses.is_known(model)
+
+    def _loading_with(self, copy: int) -> Iterator[Model]:
+        return (model for model, where in self._loading.items() if self.room.are_together(copy, where))
 
     def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""
