@@ -830,7 +830,29 @@ def test_models_that_something_keeps_are_told_of(caplog):
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
     assert caplog.text.count("something keeps the memory of models that were unloaded") == 1
-    assert "with large_model=True on their handlers, models have a process of their own" in caplog.text
+    assert "With large_model=True on their handlers, models have a process of their own" in caplog.text
+
+
+class Keeps(Leaks):
+    """Answers are the processes."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [os.getpid()] * len(batch)
+
+
+class EightSplits(ps.Source):
+    def splits(self, goal):
+        return list(range(8))
+
+    def read(self, split):
+        yield [(f"k{n % 20}", n) for n in range(split * 40, split * 40 + 40)]
+
+
+def test_a_worker_that_keeps_the_memory_of_models_is_replaced_and_no_row_is_lost():
+    handler = mapped(20, {}, Keeps, max_models_per_worker_hint=1)
+    made = (ps.Pipeline(workers=1, progress=False) | ps.Read(EightSplits()) | ps.RunInference(handler)).collect()
+    assert [key for key, _ in made] == [f"k{n % 20}" for n in range(320)]
+    assert len({pid for _, pid in made}) > 1
 
 
 class Node:

@@ -11,7 +11,7 @@ import pytest
 from penstock.batching.entry import Entry
 from penstock.models.budget import MemoryBudget
 from penstock.models.residency import PATIENCE, Admit, LoadNow, Refuse, Residency, UnloadNow
-from penstock.models.uses import ATTEMPTS
+from penstock.models.uses import ATTEMPTS, FORGIVEN
 
 MODEL = 10
 
@@ -323,6 +323,27 @@ def test_a_death_while_one_loads_alone_is_charged_to_it_and_of_several_to_none()
     assert place.decide() == [LoadNow("b", 0)], "one at a time now"
     assert place.residency.lost(0) == ["b"]
     assert place.residency.uses["b"].failed == 1
+
+
+def test_a_model_whose_process_is_killed_from_outside_while_it_loads_is_forgiven_so_many_times():
+    place = Place(MemoryBudget())
+    attempts = []
+    for killed in (FORGIVEN, FORGIVEN + ATTEMPTS):  # it loads after the first of these: then all of it is forgotten
+        place.submit("a")
+        for _ in range(killed):
+            assert place.decide() == [LoadNow("a", 0)]
+            attempts.append(place.residency.lost(0, from_outside=True))
+            place.held.clear()
+            place.loading.clear()
+            place.residency.ready(0)
+        if killed == FORGIVEN:
+            assert place.settle() == 1
+            assert place.residency.uses["a"].kills == 0
+            place.residency.lost(0, from_outside=True)
+            place.held.clear()
+            place.residency.ready(0)
+    assert attempts == [["a"]] * (2 * FORGIVEN + ATTEMPTS)
+    assert place.decide() == [Refuse("a", False)]
 
 
 def test_rows_of_an_owner_that_has_gone_wait_no_more():

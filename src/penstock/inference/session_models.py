@@ -183,16 +183,18 @@ class ManyModels:
             logger.warning("%s: %s: %s; it is tried again", what, type(error).__name__, safe_str(error))
 
     def _warn_of(self, leak: tuple[int, int] | None) -> None:
-        if leak is not None and not self._has_warned:
-            self._has_warned = True
-            held, expected = map(bytes_told, leak)
-            logger.warning(
-                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected, and "
-                "may grow further (this is said once); with large_model=True on their handlers, models have a process of "
-                "their own, which is started again then",
-                held,
-                expected,
-            )
+        if leak is None or self._has_warned:
+            return
+        self._has_warned = True
+        self._owner.leaks = not self._owner.around.in_process
+        held, expected = map(bytes_told, leak)
+        logger.warning(
+            "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected. A "
+            "worker is replaced after its split; another process may grow further (this is said once). With "
+            "large_model=True on their handlers, models have a process of their own, which is started again then",
+            held,
+            expected,
+        )
 
     def _refuse(self, entry: Entry[Request], step: Refuse) -> None:
         """Its rows have failed, where that is handled; else the run has."""

@@ -186,7 +186,7 @@ class Broker:
         self._lent.lost(owner)
         was_killed = owner.killed_because is not None
         self._reports.restarted(self._dispatch.at_work(owner.copy))
-        commands = self._dispatch.died(owner.copy, how)
+        commands = self._dispatch.died(owner.copy, how, from_outside=owner.killed_from_outside)
         self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
         for command in commands:
             self._do(command)

@@ -110,11 +110,11 @@ class KeyedModels(Copies):
         if batch.suspect or not self._copies[copy].batches or not self.is_in_use(batch.model):
             self._stale = True
 
-    def lost(self, copy: int, how: str, *, killed: bool, beside: bool) -> None:
-        """Its process is gone. `beside`: batches ran there, besides what was loading."""
+    def lost(self, copy: int, how: str, **circumstances: bool) -> None:
+        """Its process is gone. circumstances: those that Residency.lost() asks for."""
         self._copies[copy].loads.clear()
         let_in = self._fronts.withdraw(copy)
-        for model in self.residency.lost(copy, let_in, killed=killed, beside=beside):
+        for model in self.residency.lost(copy, let_in, **circumstances):
             self._why[model] = f"the process that loaded it died: {how}"
         self._stale = True
 

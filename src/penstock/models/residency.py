@@ -11,7 +11,7 @@ the model that was needed longest ago, of those that nobody uses.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.batching.entry import Entry
@@ -178,10 +178,19 @@ class Residency(Generic[T]):
         use.crowded |= is_crowded
         use.failed += not is_crowded
 
-    def lost(self, copy: int, let_in: Sequence[Entry[T]] = (), *, killed: bool = False, beside: bool = False) -> list[Model]:
+    def lost(
+        self,
+        copy: int,
+        let_in: Sequence[Entry[T]] = (),
+        *,
+        killed: bool = False,
+        beside: bool = False,
+        from_outside: bool = False,
+    ) -> list[Model]:
         """The process of a copy is gone, with all its models; those that were loading. If it was one alone, that counts as a
-        failed attempt; not if batches ran `beside` it, or if the process was `killed` for another reason. `let_in`: rows
-        that were, and wait again. Their models are loaded before others; those in use before these."""
+        failed attempt; not if batches ran `beside` it, if the process was `killed` for another reason, or, so many times, if
+        somebody else has killed it. `let_in`: rows that were, and wait again. Their models are loaded before others; those
+        in use before these."""
         self._ready[copy] = False
         loading = [model for model, where in self._loading.items() if where == copy]
         lost = [model for model, held in self._held.items() if held.copy == copy]
@@ -195,7 +204,7 @@ class Residency(Generic[T]):
             self.put_first(model)
         for model in () if killed else loading:
             self.uses[model].alone = True
-            if len(loading) == 1 and not beside:
+            if len(loading) == 1 and not beside and not (from_outside and self.uses.forgive(model)):
                 self.uses[model].failed += 1
                 self.charge(model)
         return loading
@@ -302,19 +311,14 @@ class Residency(Generic[T]):
             for copy in self.copies_for(model)
             if self._ready[copy] and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
-        if not self._is_sized(model):  # one at a time, so that the budget is overrun by one at most
-            free = [copy for copy in free if all(map(self._is_sized, self._loading_with(copy)))]
+        if self.budget.bytes is not None and not self.uses.is_known(model):  # one at a time: the budget is overrun by one
+            unknown = [where for other, where in self._loading.items() if not self.uses.is_known(other)]
+            free = [copy for copy in free if not any(self.room.are_together(copy, where) for where in unknown)]
         free.sort(key=lambda copy: (self.room.bytes[copy], self.room.models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]
             return []
         return free[:1] if is_suspect else free
-
-    def _is_sized(self, model: Model) -> bool:
-        return self.budget.bytes is None or self.uses.is_known(model)
-
-    def _loading_with(self, copy: int) -> Iterator[Model]:
-        return (model for model, where in self._loading.items() if self.room.are_together(copy, where))
 
     def _make_way(self, copy: int, entries: list[Entry[T]], now: float) -> None:
         """All that is loaded is in use. If rows have waited too long, the model that was needed longest ago gets no more."""

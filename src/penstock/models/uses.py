@@ -14,6 +14,7 @@ from penstock.rows import safe_str
 OF_STEP = "/of "  # names of models begin so that have none from a key
 KILLS = 2  # of processes that others shared, after which a model has one of its own
 ATTEMPTS = 3  # to load a model, before its rows fail
+FORGIVEN = 7  # more of them, whose process was killed from outside: whoever does that may stop
 
 Model: TypeAlias = Hashable
 
@@ -23,6 +24,7 @@ class Use(ModelUse):
     """What a model has cost so far, and what is known of its loads."""
 
     failed: int = 0  # attempts to load it, one after the other
+    killed: int = 0  # of these attempts more, that count for nothing
     kills: int = 0  # of its process, that others may have been in
     crowded: bool = False  # there was no memory for it beside others: it is loaded when these are gone
     alone: bool = False  # a process died while it loaded, or its size is in doubt: next time nothing runs beside it
@@ -65,8 +67,14 @@ class Uses(dict[Model, Use]):
             self._seen = self._seen[0] + 1, self._seen[1] + size
             if files := self._files(model):
                 self._unpacked = self._unpacked[0] + files, self._unpacked[1] + size
-        use.failed, use.alone, use.bytes = 0, in_doubt, 0 if in_doubt else size
+        use.failed = use.killed = 0
+        use.alone, use.bytes = in_doubt, 0 if in_doubt else size
         self.count(model, loads=1, seconds=seconds)
+
+    def forgive(self, model: Model) -> bool:
+        """Its process was killed while it loaded; whether that is not held against it."""
+        self[model].killed += 1
+        return self[model].killed <= FORGIVEN
 
     @property
     def size_is_known(self) -> bool:
