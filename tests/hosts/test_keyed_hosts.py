@@ -29,6 +29,7 @@ from penstock.inference.ticket import Ticket
 from penstock.models import freed_memory
 from penstock.models.host_address import end_hosts, run_folder
 from penstock.models.place import Surroundings
+from penstock.models.uses import ATTEMPTS
 from penstock.observe.metrics import Metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no host imports this file
@@ -64,6 +65,8 @@ class FromFile(ps.ModelHandler):
             raise OSError(f"the disk under {told['name']} is slow")
         if told.get("hangs"):
             time.sleep(600)
+        if attempt <= told.get("killed", 0):
+            os.kill(os.getpid(), signal.SIGKILL)
         if told.get("crashes"):
             signal.raise_signal(signal.SIGSEGV)  # in this thread, as a crash is: a signal to the process may reach another
         model = {**told, "array": np.ones(told.get("bytes", 1000) // 8)}
@@ -365,6 +368,15 @@ def test_a_load_that_crashes_or_hangs_fails_its_rows_alone(hosts, how):
     assert (got.failures[0].kind, got.failures[0].error_type) == (LOADING, "ModelLoadError")
     why = {"crashes": "the process that loaded it died", "hangs": "it took longer than the 2 s that loading may take"}[how]
     assert f"the model of key 'bad' could not be loaded, in 3 attempts: {why}" in got.failures[0].message
+
+
+def test_a_load_whose_process_is_killed_more_often_than_a_load_may_fail_loses_no_row(hosts):
+    host = hosts(handling=Handling())
+    host.model("good")
+    host.model("unlucky", killed=ATTEMPTS + 1)
+    got = host.ask(("unlucky", [1]), ("good", [1]))
+    assert [answer and answer[:2] for answer in got.answers] == [("unlucky", 1), ("good", 1)]
+    assert loads(host.folder).count("unlucky") == ATTEMPTS + 2
 
 
 def test_kills_from_outside_lose_no_row(hosts):

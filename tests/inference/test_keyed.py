@@ -445,6 +445,42 @@ def test_a_model_larger_than_the_budget_costs_its_rows_alone(way):
         run(way, rows, handler)
 
 
+class Padded(FromFile):
+    """As large as its file. Each load leaves a line: the bytes of all that is loaded in the process then."""
+
+    def load_model(self):
+        model = Weights(os.path.getsize(self.path))
+        here = sys.__dict__.setdefault("padded_here", Counter())
+        here[id(model)] += model.bytes
+        weakref.finalize(model, here.pop, id(model))
+        with open(os.path.join(os.path.dirname(self.path), "loads"), "a") as file:
+            file.write(f"{sum(here.values())}\n")
+        return model
+
+    def model_bytes(self, model):
+        return model.bytes
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model.bytes for _ in batch]
+
+
+class Weights:
+    def __init__(self, size):
+        self.bytes = size
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["here", "host"])
+def test_a_large_model_after_small_ones_overruns_no_budget_where_models_have_files(tmp_path, place):
+    sizes = {f"{n:03}": 5000 if n % 10 == 9 else 100 for n in range(100)}
+    for key, size in sizes.items():
+        (tmp_path / f"{key}.bin").write_bytes(b"0" * size)
+    handler = ps.KeyedModelHandler.from_pattern(f"{tmp_path}/{{key}}.bin", Padded(**place), memory_budget=8000)
+    made, _ = run(({"workers": 0}, {}), [(key, 1) for key in sizes], handler)
+    assert dict(made) == sizes
+    totals = [int(line) for line in (tmp_path / "loads").read_text().split()]
+    assert 5000 < max(totals) <= 8000
+
+
 class Third(Scale):
     """Its model says that it takes a third of the memory that is free, and rather more: less than a step alone may have."""
 
@@ -794,7 +830,29 @@ def test_models_that_something_keeps_are_told_of(caplog):
     KEPT.clear()
     assert made == answers_of(rows_of(100, 20))
     assert caplog.text.count("something keeps the memory of models that were unloaded") == 1
-    assert "with large_model=True on their handlers, models have a process of their own" in caplog.text
+    assert "With large_model=True on their handlers, models have a process of their own" in caplog.text
+
+
+class Keeps(Leaks):
+    """Answers are the processes."""
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [os.getpid()] * len(batch)
+
+
+class EightSplits(ps.Source):
+    def splits(self, goal):
+        return list(range(8))
+
+    def read(self, split):
+        yield [(f"k{n % 20}", n) for n in range(split * 40, split * 40 + 40)]
+
+
+def test_a_worker_that_keeps_the_memory_of_models_is_replaced_and_no_row_is_lost():
+    handler = mapped(20, {}, Keeps, max_models_per_worker_hint=1)
+    made = (ps.Pipeline(workers=1, progress=False) | ps.Read(EightSplits()) | ps.RunInference(handler)).collect()
+    assert [key for key, _ in made] == [f"k{n % 20}" for n in range(320)]
+    assert len({pid for _, pid in made}) > 1
 
 
 class Node:

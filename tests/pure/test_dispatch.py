@@ -17,6 +17,7 @@ from penstock.models.dispatch import Dispatch
 from penstock.models.front import LINGER
 from penstock.models.host_batches import HostBatch, Parcel
 from penstock.models.messages import HostSpec
+from penstock.models.uses import FORGIVEN
 
 # Random runs.
 
@@ -524,9 +525,9 @@ class Host:
     def learn(self, batch, seconds, too_large=None):
         self.dispatch.front.ran(batch.spans, batch.aim, seconds, 0.0, too_large=too_large)
 
-    def die(self, copy=0, now=0.0, how="exit code 1"):
+    def die(self, copy=0, now=0.0, how="exit code 1", **circumstances):
         self.at.pop(copy, None)
-        return self.dispatch.died(copy, how)
+        return self.dispatch.died(copy, how, **circumstances)
 
     def again(self, *copies, now=0.0):
         """New processes for copies that died; what they get to run."""
@@ -1257,6 +1258,17 @@ def test_a_copy_that_never_loads_is_given_up():
         assert host.die() == []
     assert host.decide() == [("start", 0)]
     assert host.die(how="signal SIGKILL") == [GiveUp("the process that loads the model died 5 times: signal SIGKILL")]
+
+
+def test_a_copy_that_somebody_kills_while_it_loads_is_given_up_later():
+    host = Host(ready=False)
+    for _ in range(5 + FORGIVEN - 1):
+        assert host.decide() == [("start", 0)]
+        assert host.die(from_outside=True) == []
+    assert host.decide() == [("start", 0)]
+    assert host.die(how="signal SIGKILL", from_outside=True) == [
+        GiveUp("the process that loads the model died 12 times: signal SIGKILL")
+    ]
 
 
 def test_deaths_after_loading_do_not_count_as_failed_loads():

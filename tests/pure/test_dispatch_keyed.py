@@ -388,6 +388,7 @@ def test_a_size_that_was_measured_beside_other_loads_refuses_nothing_before_it_w
     host.submit(("first", 1))
     host.wait()
     host.settle()
+    host.dispatch.keyed.files.update({"a": SIZE, "b": SIZE})
     host.submit(("a", 1), ("b", 1))
     assert host.decide() == [LoadModel(0, "a"), LoadModel(0, "b")]
     for name in "ab":  # each saw both grow

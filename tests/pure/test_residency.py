@@ -11,7 +11,7 @@ import pytest
 from penstock.batching.entry import Entry
 from penstock.models.budget import MemoryBudget
 from penstock.models.residency import PATIENCE, Admit, LoadNow, Refuse, Residency, UnloadNow
-from penstock.models.uses import ATTEMPTS
+from penstock.models.uses import ATTEMPTS, FORGIVEN
 
 MODEL = 10
 
@@ -19,9 +19,11 @@ MODEL = 10
 class Place:
     """A place whose loads take no time, and whose rows are answered when run() is called."""
 
-    def __init__(self, budget, copies=1, sizes=None, at_once=2):
+    def __init__(self, budget, copies=1, sizes=None, at_once=2, files=()):
+        """files: bytes of those of a model, where they are known."""
         self.inside = Counter()  # rows that were let in
-        self.residency = Residency(budget, lambda model: self.inside[model] > 0, copies=copies, at_once=at_once)
+        in_use, known = lambda model: self.inside[model] > 0, dict(files)
+        self.residency = Residency(budget, in_use, copies=copies, at_once=at_once, files=lambda model: known.get(model, 0))
         for copy in range(copies):
             self.residency.ready(copy)
         self.sizes = sizes or {}
@@ -151,12 +153,47 @@ def test_a_model_that_closes_is_opened_again_where_another_one_went():
 
 
 def test_the_first_one_is_loaded_alone_and_then_several_at_once():
-    place = Place(MemoryBudget(100 * MODEL), at_once=3)
+    place = Place(MemoryBudget(100 * MODEL), at_once=3, files=dict.fromkeys("abcde", 1))
     for model in "abcde":
         place.submit(model)
     assert place.decide() == [LoadNow("a", 0)]
     place.finish_loads()
     assert [step for step in place.decide() if isinstance(step, LoadNow)] == [LoadNow(m, 0) for m in "bcd"]
+
+
+def test_models_of_which_nothing_is_known_are_loaded_one_at_a_time_where_bytes_count():
+    for budget, loads in [(MemoryBudget(100 * MODEL), 1), (MemoryBudget(models=100), 2)]:
+        place = Place(budget)
+        place.submit("a")
+        place.settle()
+        place.submit("b")
+        place.submit("c")
+        assert [type(step) for step in place.decide()] == [LoadNow] * loads
+
+
+def test_large_models_after_small_ones_overrun_the_budget_by_none_if_their_files_are_known_else_by_one():
+    sizes = {**{f"small{n}": 1 for n in range(100)}, **{f"large{n}": 60 for n in range(5)}}
+    for unpacked in (1, 2):  # times the size of their files
+        place = Place(MemoryBudget(100), sizes=sizes, files={model: size / unpacked for model, size in sizes.items()})
+        assert asked_for(place, sizes) <= 100
+    most = asked_for(Place(MemoryBudget(100), sizes=sizes), sizes)
+    assert 100 < most <= 100 + 60
+
+
+def asked_for(place, models):
+    """The most bytes that are taken while all of these are asked for."""
+    for model in models:
+        place.submit(model)
+    assert place.settle() == len(models)
+    return place.most_bytes
+
+
+def test_a_model_whose_files_are_larger_than_the_budget_is_loaded_alone_and_measured():
+    place = Place(MemoryBudget(3 * MODEL), sizes={"packed": 2 * MODEL, "huge": 50}, files={"packed": 40, "huge": 60})
+    for model in ["a", "b", "packed", "huge"]:
+        place.submit(model)
+    assert place.settle() == 3
+    assert [entry.model for entry in place.refused] == ["huge"]
 
 
 def test_a_model_larger_than_the_budget_is_refused_and_not_loaded_again():
@@ -288,6 +325,27 @@ def test_a_death_while_one_loads_alone_is_charged_to_it_and_of_several_to_none()
     assert place.residency.uses["b"].failed == 1
 
 
+def test_a_model_whose_process_is_killed_from_outside_while_it_loads_is_forgiven_so_many_times():
+    place = Place(MemoryBudget())
+    attempts = []
+    for killed in (FORGIVEN, FORGIVEN + ATTEMPTS):  # it loads after the first of these: then all of it is forgotten
+        place.submit("a")
+        for _ in range(killed):
+            assert place.decide() == [LoadNow("a", 0)]
+            attempts.append(place.residency.lost(0, from_outside=True))
+            place.held.clear()
+            place.loading.clear()
+            place.residency.ready(0)
+        if killed == FORGIVEN:
+            assert place.settle() == 1
+            assert place.residency.uses["a"].kills == 0
+            place.residency.lost(0, from_outside=True)
+            place.held.clear()
+            place.residency.ready(0)
+    assert attempts == [["a"]] * (2 * FORGIVEN + ATTEMPTS)
+    assert place.decide() == [Refuse("a", False)]
+
+
 def test_rows_of_an_owner_that_has_gone_wait_no_more():
     place = Place(MemoryBudget())
     place.submit("a", owner="gone")
@@ -305,7 +363,9 @@ def test_whatever_happens_every_row_is_answered_and_the_budget_holds(seed):
     chance = random.Random(seed)
     copies = chance.randint(1, 3)
     budget = MemoryBudget(chance.randint(2, 8) * MODEL, chance.choice([None, 1, 3]))
-    place = Place(budget, copies=copies, at_once=chance.randint(1, 3))
+    sizes = {model: chance.choice([1, MODEL, 2 * MODEL]) for model in range(20)} if seed % 2 else {}
+    files = {model: size for model, size in sizes.items() if chance.random() < 0.5}
+    place = Place(budget, copies=copies, at_once=chance.randint(1, 3), sizes=sizes, files=files)
     submitted = answered = 0
     for _ in range(400):
         place.now += chance.random()
@@ -329,7 +389,7 @@ def test_whatever_happens_every_row_is_answered_and_the_budget_holds(seed):
         answered += place.settle()
     assert answered + len(place.refused) == submitted
     assert not place.residency.are_waiting
-    assert place.most_bytes <= budget.bytes, "all are of one size"
+    assert place.most_bytes <= budget.bytes + max(sizes.values(), default=0), "by one model, unless all are of one size"
 
 
 # What it is for: many models, few of them in memory.

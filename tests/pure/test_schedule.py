@@ -66,6 +66,7 @@ class Book:
 class Member:
     pool: int
     ready: bool = False
+    leaks: bool = False
     running: list[int] = field(default_factory=list)
 
 
@@ -129,13 +130,14 @@ class Simulator:
         member = self.workers.pop(command.worker)
         assert member.ready
         assert not member.running
-        assert self.is_over(member.pool), "stopped, but work can still come"
+        assert member.leaks or self.is_over(member.pool), "stopped, but work can still come"
 
     def assign(self, command):
         number, member = command.task.payload, self.workers[command.worker]
         book = self.books[number]
         assert book.state == "queued"
         assert member.ready
+        assert not member.leaks
         assert member.pool == self.world.stages[book.stage][0]
         assert book.order == min(b.order for b in self.books.values() if b.state == "queued" and b.stage == book.stage)
         self.check_not_held_back(book.stage)
@@ -209,8 +211,10 @@ class Simulator:
 
     def done(self, worker, task):
         self.workers[worker].running.remove(task)
+        leaks = self.random.randint(1, 100) <= self.world.trouble
+        self.workers[worker].leaks |= leaks
         book = self.books[task]
-        ended = self.scheduler.task_done(worker, task)
+        ended = self.scheduler.task_done(worker, task, leaks=leaks)
         assert ended.payload == task
         book.state = "done"
         for follower in self.world.stages[book.stage][1]:
@@ -284,6 +288,17 @@ def test_random_runs(world, random, bound, limit):
         assert simulator.scheduler.retries == simulator.retries
         assert simulator.scheduler.deaths == simulator.deaths
         assert not any(member.ready for member in simulator.workers.values()), "an idle worker was not told to stop"
+
+
+def test_a_worker_that_leaks_is_replaced_when_its_tasks_are_done():
+    scheduler = with_splits(one_pool(slots=2), "a", "b", "c", "d")
+    assert started(scheduler) == [(0, "a"), (0, "b")]
+    scheduler.task_done(0, 0, leaks=True)
+    assert decide(scheduler) == [], "it gets no more, and still runs one"
+    assert not scheduler.task_failed(0, 1, 0.0, may_pass=False)
+    assert decide(scheduler) == [("stop", 0), ("start", 1)]
+    scheduler.worker_ready(1)
+    assert decide(scheduler) == [(1, "c"), (1, "d")]
 
 
 @settings(max_examples=100)

@@ -15,7 +15,7 @@ from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import LOADING, Handling
 from penstock.inference.broken_rows import BrokenRows
 from penstock.inference.lane import Caller
-from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.models_by_key import FileSizes, ModelsByKey
 from penstock.inference.served import at_place, host_spec, place_key
 from penstock.inference.shared import SessionState
 from penstock.inference.spec import InferenceSpec
@@ -58,6 +58,7 @@ class HostedSession:
         self._closed = False  # guarded by _changed
         around = owner.around
         self._model = at_place(key) if place.shared else None
+        self._files = FileSizes(self._handler)
         address = Address(spec.folder(around), name_of(place_key(key, spec, place)))
         self._client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
 
@@ -96,6 +97,7 @@ class HostedSession:
     ) -> int:
         number = next(self._numbers)
         block = submitted.ticket.block
+        parts = submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)]
         message = Submit(
             lane=lane,
             ticket=number,
@@ -107,7 +109,8 @@ class HostedSession:
             lengths=lengths,
             alone=alone,
             size=0 if lengths is None else byte_size(block),
-            parts=submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)],
+            parts=parts,
+            files={model: self._files[model] for model, _, _ in parts or ()},
         )
         buffers = pack(block, submitted.ticket.step)
         with self._changed:  # before it is sent: its answer may be here before submit() returns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.batching.limits import BatchLimits
@@ -10,7 +10,7 @@ from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, is_prebatched, output_of, variables_of
 from penstock.inference.model_keys import DEFAULT, SHOWN, Changed, Handler, OfKey, same_handler
 from penstock.models.budget import MemoryBudget
-from penstock.models.memory import available_bytes, free_device_bytes
+from penstock.models.memory import available_bytes, file_bytes, free_device_bytes
 
 WINDOW = 16_384  # rows under way in front of one place: the more may wait, the fewer loads are paid
 FREE_SHARE = 0.5  # of the memory that is free, where the user sets no budget
@@ -187,6 +187,23 @@ class ModelsByKey(ModelHandler[Any, Any, Any]):
 
     def accelerator(self) -> str | None:
         return self._first.accelerator()
+
+
+class FileSizes(dict[str, int]):
+    """Bytes of the files that the handler of each model names; 0: it names none, or none that is on this machine."""
+
+    def __init__(self, handler: Handler) -> None:
+        """Of many models, or of one, whatever its name is."""
+        super().__init__()
+        self._handler = handler
+
+    def __missing__(self, model: str) -> int:
+        size = self[model] = file_bytes(self._model_files(model)) or 0
+        return size
+
+    def _model_files(self, model: str) -> Callable[[], Iterable[str]]:
+        handler = self._handler
+        return lambda: (handler.handler_of(model) if isinstance(handler, ModelsByKey) else handler).model_files()
 
 
 def _limits_of(handler: Handler) -> tuple[BatchLimits, bool]:

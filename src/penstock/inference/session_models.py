@@ -15,7 +15,7 @@ from penstock.batching.entry import Entry, Span
 from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.failures import LOADING, OUT_OF_MEMORY, Failure
 from penstock.inference.lane import LocalLane, Request, settle
-from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.models_by_key import FileSizes, ModelsByKey
 from penstock.inference.residents import Resident, Residents
 from penstock.inference.shared import SessionState
 from penstock.models.freed_memory import FreedMemory
@@ -79,7 +79,8 @@ class ManyModels:
         self._has_warned = False
         self._errors: dict[str, BaseException] = {}  # of the last attempt to load
         budget = models.budget_or_default(owner.around.default_budgets).shared(owner.around.workers)
-        self._residency: Residency[Request] = Residency(budget, self._is_in_use)
+        files = FileSizes(models)
+        self._residency: Residency[Request] = Residency(budget, self._is_in_use, files=lambda model: files[str(model)])
         self._residency.ready(0, models.device_bytes() if budget.by_default else None)
         for model, (limits, by_length) in models.own_limits().items():
             front.register(model, limits, by_length)
@@ -182,16 +183,18 @@ class ManyModels:
             logger.warning("%s: %s: %s; it is tried again", what, type(error).__name__, safe_str(error))
 
     def _warn_of(self, leak: tuple[int, int] | None) -> None:
-        if leak is not None and not self._has_warned:
-            self._has_warned = True
-            held, expected = map(bytes_told, leak)
-            logger.warning(
-                "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected, and "
-                "may grow further (this is said once); with large_model=True on their handlers, models have a process of "
-                "their own, which is started again then",
-                held,
-                expected,
-            )
+        if leak is None or self._has_warned:
+            return
+        self._has_warned = True
+        self._owner.leaks = not self._owner.around.in_process
+        held, expected = map(bytes_told, leak)
+        logger.warning(
+            "something keeps the memory of models that were unloaded: this process holds %s, where %s are expected. A "
+            "worker is replaced after its split; another process may grow further (this is said once). With "
+            "large_model=True on their handlers, models have a process of their own, which is started again then",
+            held,
+            expected,
+        )
 
     def _refuse(self, entry: Entry[Request], step: Refuse) -> None:
         """Its rows have failed, where that is handled; else the run has."""

@@ -24,6 +24,7 @@ class SessionState:
         self.around = around or Surroundings()
         self.turn = Turn(self.around.in_turn)
         self.native_threads = NativeThreads(max(1, self.around.cores // self.around.threads))
+        self.leaks = False  # whether the memory of models that were unloaded is not free; only ever set: no lock to read it
         self._waiting: set[Caller] = set()  # whose answers are not all there; guarded by `changed`
 
     # Who waits, for the fronts of all sessions here. The lock is held. A caller that has its answers can add rows, even if

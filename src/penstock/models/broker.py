@@ -186,7 +186,7 @@ class Broker:
         self._lent.lost(owner)
         was_killed = owner.killed_because is not None
         self._reports.restarted(self._dispatch.at_work(owner.copy))
-        commands = self._dispatch.died(owner.copy, how)
+        commands = self._dispatch.died(owner.copy, how, from_outside=owner.killed_from_outside)
         self._tell_death(f"was killed: {how}" if was_killed else f"died: {how}", commands)
         for command in commands:
             self._do(command)
@@ -210,6 +210,8 @@ class Broker:
             self._lent.owns(message.payload, client)
             parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
             now = time.monotonic()
+            if self._dispatch.keyed is not None:
+                self._dispatch.keyed.files.update(message.files)
             for entry in entries_of(message, parcel):
                 self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):

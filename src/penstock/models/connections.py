@@ -158,6 +158,7 @@ class Model:
         self.copy = copy
         self.sent: set[int] = set()  # parcels whose rows it has
         self.killed_because: str | None = None
+        self.killed_from_outside = False  # known after bury()
         self.last_word: str | None = None  # of a process that ends by itself, why
         self._selector = selector
         device = spec.devices[copy % len(spec.devices)] if spec.devices else {}
@@ -188,6 +189,7 @@ class Model:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.5 if self.killed_because is None else 0)
         code = self.process.poll()  # before the kill: how it ended by itself
+        self.killed_from_outside = self.killed_because is None and code == -signal.SIGKILL
         self.kill(self.killed_because)  # the whole group: what it has started may live on
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for that
             self.process.wait(2)

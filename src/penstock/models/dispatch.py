@@ -22,7 +22,7 @@ from penstock.models.hunt import rows_of, spans_of
 from penstock.models.keyed_models import KeyedModels, Refusal, leaky
 from penstock.models.messages import HostSpec
 from penstock.models.reruns import Reruns, rows_told
-from penstock.models.uses import Uses, of_key
+from penstock.models.uses import FORGIVEN, Uses, of_key
 
 LOADS = 5  # of a copy whose process dies before it is loaded, one after the other
 NOT_ENOUGH = "the model's process had not enough memory"
@@ -143,8 +143,8 @@ class Dispatch:
         moved, self._moved = self._moved, ""
         return self._again.outlook() + moved
 
-    def died(self, copy: int, how: str) -> list[Command]:
-        """Its process is gone. What it held runs again, alone; but not for ever."""
+    def died(self, copy: int, how: str, *, from_outside: bool = False) -> list[Command]:
+        """Its process is gone. What it held runs again, alone; but not for ever. from_outside: somebody has killed it."""
         held = self._copies[copy]
         state, held.state = held.state, "absent"
         batches, held.batches = held.batches, []
@@ -152,8 +152,8 @@ class Dispatch:
             return [GiveUp(how)]
         if state == "starting":
             held.failed_loads += 1
-            if held.failed_loads >= LOADS:
-                return [GiveUp(f"the process that loads the model died {LOADS} times: {how}")]
+            if held.failed_loads >= LOADS + FORGIVEN * from_outside:
+                return [GiveUp(f"the process that loads the model died {held.failed_loads} times: {how}")]
             return []
         ran = [batch for batch in batches if batch.started is not None]
         alone = len(ran) == 1 and not held.loads
@@ -161,7 +161,7 @@ class Dispatch:
             self._moved = self.keyed.charge(ran[0].model)
         commands = self._again.lost(batches, ran, how, alone=alone)
         if self.keyed is not None:
-            self.keyed.lost(copy, how, killed=state == "killed", beside=bool(ran))
+            self.keyed.lost(copy, how, killed=state == "killed", beside=bool(ran), from_outside=from_outside)
         return commands
 
     # What to do now.

@@ -50,7 +50,7 @@ class Evictions:
         if self._uses[model].crowded:
             others = {other: held for other, held in self._held.items() if self.can_help(held, copy, slots=1)}
             return list(others) if all(self._is_idle(*other) for other in others.items()) else None
-        free, room = self._room.left(copy), self._uses.guess(model)
+        free, room = self._room.left(copy), self._room.at_most(self._uses.guess(model))
         victims: list[Model] = []
         candidates = iter(self._held.items())
         while not (free[0] >= room and free[1] >= 1) and len(victims) < len(self._held):

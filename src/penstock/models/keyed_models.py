@@ -43,8 +43,10 @@ class KeyedModels(Copies):
         self._fronts = fronts
         self._copies = copies
         self._again = again
+        self.files: dict[Model, int] = {}  # bytes of their files, as clients have told
+        rules: dict[str, Any] = {"copies": spec.copies, "apart": True, "doing": self}
         self.residency: Residency[Parcel] = Residency(
-            spec.budget, self.is_in_use, copies=spec.copies, apart=True, doing=self
+            spec.budget, self.is_in_use, files=lambda model: self.files.get(model, 0), **rules
         )
         self._why: dict[Model, LoadFailed | str] = {}  # of models whose last load failed
         self._stale = True  # something has happened that the residency should look at
@@ -108,11 +110,11 @@ class KeyedModels(Copies):
         if batch.suspect or not self._copies[copy].batches or not self.is_in_use(batch.model):
             self._stale = True
 
-    def lost(self, copy: int, how: str, *, killed: bool, beside: bool) -> None:
-        """Its process is gone. `beside`: batches ran there, besides what was loading."""
+    def lost(self, copy: int, how: str, **circumstances: bool) -> None:
+        """Its process is gone. circumstances: those that Residency.lost() asks for."""
         self._copies[copy].loads.clear()
         let_in = self._fronts.withdraw(copy)
-        for model in self.residency.lost(copy, let_in, killed=killed, beside=beside):
+        for model in self.residency.lost(copy, let_in, **circumstances):
             self._why[model] = f"the process that loaded it died: {how}"
         self._stale = True
 

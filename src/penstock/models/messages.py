@@ -72,6 +72,7 @@ class Submit(NamedTuple):
     alone: bool
     size: int  # bytes
     parts: Sequence[tuple[str, int, int]] | None = None  # of many models: a name, and which rows are for it, from and to
+    files: Mapping[str, int] = {}  # bytes of the files of these models, as far as they are known
 
 
 class Waits(NamedTuple):

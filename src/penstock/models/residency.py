@@ -79,8 +79,10 @@ class Residency(Generic[T]):
         apart: bool = False,
         at_once: int = LOADS_AT_ONCE,
         doing: Copies | None = None,
+        files: Callable[[Model], int] = lambda model: 0,
     ) -> None:
-        self.uses = Uses(budget.bytes)
+        """files(model): bytes of its files; 0: nobody knows."""
+        self.uses = Uses(budget.bytes, files)
         self.draining: int | None = None  # a copy where nothing may begin to run: a model will be loaded there, alone
         self.is_apart_needed = False  # whether models have killed their process too often
         self.is_blocked = False  # whether what waits behind the first cannot be loaded before something happens
@@ -176,10 +178,19 @@ class Residency(Generic[T]):
         use.crowded |= is_crowded
         use.failed += not is_crowded
 
-    def lost(self, copy: int, let_in: Sequence[Entry[T]] = (), *, killed: bool = False, beside: bool = False) -> list[Model]:
+    def lost(
+        self,
+        copy: int,
+        let_in: Sequence[Entry[T]] = (),
+        *,
+        killed: bool = False,
+        beside: bool = False,
+        from_outside: bool = False,
+    ) -> list[Model]:
         """The process of a copy is gone, with all its models; those that were loading. If it was one alone, that counts as a
-        failed attempt; not if batches ran `beside` it, or if the process was `killed` for another reason. `let_in`: rows
-        that were, and wait again. Their models are loaded before others; those in use before these."""
+        failed attempt; not if batches ran `beside` it, if the process was `killed` for another reason, or, so many times, if
+        somebody else has killed it. `let_in`: rows that were, and wait again. Their models are loaded before others; those
+        in use before these."""
         self._ready[copy] = False
         loading = [model for model, where in self._loading.items() if where == copy]
         lost = [model for model, held in self._held.items() if held.copy == copy]
@@ -193,7 +204,7 @@ class Residency(Generic[T]):
             self.put_first(model)
         for model in () if killed else loading:
             self.uses[model].alone = True
-            if len(loading) == 1 and not beside:
+            if len(loading) == 1 and not beside and not (from_outside and self.uses.forgive(model)):
                 self.uses[model].failed += 1
                 self.charge(model)
         return loading
@@ -300,6 +311,9 @@ class Residency(Generic[T]):
             for copy in self.copies_for(model)
             if self._ready[copy] and loading.count(copy) < self._at_once and self._doing.may_load(copy, model)
         ]
+        if self.budget.bytes is not None and not self.uses.is_known(model):  # one at a time: the budget is overrun by one
+            unknown = [where for other, where in self._loading.items() if not self.uses.is_known(other)]
+            free = [copy for copy in free if not any(self.room.are_together(copy, where) for where in unknown)]
         free.sort(key=lambda copy: (self.room.bytes[copy], self.room.models[copy]))  # many are too small to be measured
         if is_suspect and free and self._doing.is_running(free[0]):
             self.draining = free[0]

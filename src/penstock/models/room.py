@@ -34,6 +34,10 @@ class Room:
         """The bytes that count where this copy is."""
         return sum(size for other, size in enumerate(self.bytes) if self.are_together(copy, other))
 
+    def at_most(self, size: int) -> int:
+        """The bytes that a model of this size is given: a larger one is loaded alone, and measured."""
+        return size if self.budget.bytes is None else min(size, self.budget.bytes)
+
     def over(self) -> dict[int, int]:
         """The bytes that are taken beyond the budget, where the copies are: by the first of those that are together."""
         limit = self.budget.bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from penstock.rows import safe_str
 OF_STEP = "/of "  # names of models begin so that have none from a key
 KILLS = 2  # of processes that others shared, after which a model has one of its own
 ATTEMPTS = 3  # to load a model, before its rows fail
+FORGIVEN = 7  # more of them, whose process was killed from outside: whoever does that may stop
 
 Model: TypeAlias = Hashable
 
@@ -23,19 +24,23 @@ class Use(ModelUse):
     """What a model has cost so far, and what is known of its loads."""
 
     failed: int = 0  # attempts to load it, one after the other
+    killed: int = 0  # of these attempts more, that count for nothing
     kills: int = 0  # of its process, that others may have been in
     crowded: bool = False  # there was no memory for it beside others: it is loaded when these are gone
     alone: bool = False  # a process died while it loaded, or its size is in doubt: next time nothing runs beside it
 
 
 class Uses(dict[Model, Use]):
-    """Of the models that were asked for. `limit`: bytes of the largest that can be used."""
+    """Of the models that were asked for. `limit`: bytes of the largest that can be used. files(model): bytes of its files;
+    0: nobody knows."""
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, files: Callable[[Model], int]) -> None:
         super().__init__()
         self.limit = limit
+        self._files = files
         self._news: dict[Model, ModelUse] = {}
         self._seen = 0, 0  # models whose size is known, and the bytes of all of them
+        self._unpacked = 0, 0  # of models that have files, the bytes of these, and those that they took
 
     def __missing__(self, model: Model) -> Use:
         use = self[model] = Use()
@@ -60,19 +65,35 @@ class Uses(dict[Model, Use]):
         use = self[model]
         if not use.bytes and not self.is_too_large(size):
             self._seen = self._seen[0] + 1, self._seen[1] + size
-        use.failed, use.alone, use.bytes = 0, in_doubt, 0 if in_doubt else size
+            if files := self._files(model):
+                self._unpacked = self._unpacked[0] + files, self._unpacked[1] + size
+        use.failed = use.killed = 0
+        use.alone, use.bytes = in_doubt, 0 if in_doubt else size
         self.count(model, loads=1, seconds=seconds)
+
+    def forgive(self, model: Model) -> bool:
+        """Its process was killed while it loaded; whether that is not held against it."""
+        self[model].killed += 1
+        return self[model].killed <= FORGIVEN
 
     @property
     def size_is_known(self) -> bool:
         """Of one at least."""
         return self._seen[0] > 0
 
-    def guess(self, model: Model) -> int:
-        """How large it will be: as large as it was, or as others are."""
-        models, total = self._seen
+    def is_known(self, model: Model) -> bool:
+        """Whether something is known of its own size."""
         use = self.get(model)
-        return (use.bytes if use is not None else 0) or (total // models if models else 0)
+        return bool((use is not None and use.bytes) or self._files(model))
+
+    def guess(self, model: Model) -> int:
+        """How large it will be: as large as it was; or as its files, and others beside theirs; or as others are."""
+        use, (models, total), (packed, unpacked) = self.get(model), self._seen, self._unpacked
+        if use is not None and use.bytes:
+            return use.bytes
+        if files := self._files(model):
+            return files * unpacked // packed if packed else files
+        return total // models if models else 0
 
     def is_too_large(self, size: int) -> bool:
         return self.limit is not None and size > self.limit

@@ -185,7 +185,7 @@ class Coordinator:
             raise EngineError(f"unexpected message from a worker: {event!r} (a bug in Penstock)")
 
     def _done(self, worker: int, done: Done) -> None:
-        task = self._scheduler.task_done(worker, done.task)
+        task = self._scheduler.task_done(worker, done.task, leaks=done.leaks)
         self._forget(task)
         self._was_read(task)  # before anything of it counts: raises if its file was changed while it was read
         if self._losses.made_again(task, done):
@@ -222,7 +222,8 @@ class Coordinator:
     def _failed(self, worker: int, failed: Failed) -> None:
         task = self.running[failed.task]
         self._forget(task)
-        if not self._scheduler.task_failed(worker, failed.task, time.monotonic(), may_pass=failed.error.may_pass):
+        may_pass, leaks = failed.error.may_pass, failed.leaks
+        if not self._scheduler.task_failed(worker, failed.task, time.monotonic(), may_pass=may_pass, leaks=leaks):
             error = failed.error.error()
             try:
                 self._was_read(task)  # if its file was changed, that is why it could not be read

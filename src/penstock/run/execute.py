@@ -69,14 +69,14 @@ class Executor:
                 result = self._run(work, ship)
             # Sealed when all of it is there: from here on the caller releases what was made, unless discard() does.
             shipped = [(outlet, shipment.seal()) for outlet, shipment in shipments]
-            return Done(work.task, result, shipped, self._sessions.drain_metrics())
+            return Done(work.task, result, shipped, self._sessions.drain_metrics(), self._sessions.leaks)
         except BaseException as exc:
             for _, shipment in shipments:
                 shipment.discard()
             self._drop(work.stage)
             if threading.current_thread() is threading.main_thread():
                 let_through(exc)
-            return Failed(work.task, self._report(exc))
+            return Failed(work.task, self._report(exc), self._sessions.leaks)
         finally:
             self.work = None
 

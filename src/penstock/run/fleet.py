@@ -67,6 +67,7 @@ class Done:
     result: BundleResult
     shipped: Sequence[tuple[Outlet, Sequence[Payload]]]
     metrics: Metrics = field(default_factory=Metrics)
+    leaks: bool = False  # the worker keeps memory that it does not use, and is to be replaced
 
     @property
     def payloads(self) -> list[Payload]:
@@ -79,6 +80,7 @@ class Failed:
 
     task: int
     error: ErrorReport
+    leaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,11 +88,17 @@ Command: TypeAlias = StartWorker | StopWorker | Assign
 class _Worker:
     pool: int
     ready: bool = False
+    leaks: bool = False  # it keeps memory that it does not use: it gets no more tasks, and another takes its place
     place: str = ""
     running: dict[int, Task] = field(default_factory=dict)
 
     def has_room(self, slots: int) -> bool:
-        return self.ready and len(self.running) < slots and not any(task.suspect for task in self.running.values())
+        return (
+            self.ready
+            and not self.leaks
+            and len(self.running) < slots
+            and not any(task.suspect for task in self.running.values())
+        )
 
 
 @dataclass(slots=True)
@@ -158,13 +164,13 @@ class Scheduler:
         self.starved.discard(pool)
         del self._failed_starts[pool, True], self._failed_starts[pool, False]
 
-    def task_done(self, worker: int, task: int) -> Task:
-        """The task is done; what it made for other stages is added by the caller."""
-        return self._end(worker, task)
+    def task_done(self, worker: int, task: int, *, leaks: bool = False) -> Task:
+        """The task is done; what it made for other stages is added by the caller. leaks: its worker keeps memory."""
+        return self._end(worker, task, leaks)
 
-    def task_failed(self, worker: int, task: int, now: float, *, may_pass: bool) -> bool:
+    def task_failed(self, worker: int, task: int, now: float, *, may_pass: bool, leaks: bool = False) -> bool:
         """Whether the task will run again: after trouble that may pass, or within bundle_attempts."""
-        failed = self._end(worker, task)
+        failed = self._end(worker, task, leaks)
         if may_pass:
             failed.troubles += 1
             again = failed.troubles < ATTEMPTS
@@ -284,7 +290,11 @@ class Scheduler:
         return first[0], min(free)[1] if free else None
 
     def _resize(self, pool: int, size: PoolSize) -> list[Command]:
-        """Workers for what waits; none for a pool whose work is over."""
+        """Workers for what waits, and in the place of those that leak; none for a pool whose work is over."""
+        leaky = [n for n, worker in self._workers.items() if worker.pool == pool and worker.leaks and not worker.running]
+        for number in leaky:
+            del self._workers[number]
+        stops: list[Command] = [StopWorker(number) for number in leaky]
         mine = {number: worker for number, worker in self._workers.items() if worker.pool == pool}
         stages = [stage for stage in self._stages if stage.pool == pool]
         idle = [number for number, worker in mine.items() if not worker.running]
@@ -296,11 +306,11 @@ class Scheduler:
         for number in over:
             del self._workers[number]
         if over or is_over:
-            return [StopWorker(number) for number in over]
+            return stops + [StopWorker(number) for number in over]
         coming = sum(size.slots for worker in mine.values() if not worker.ready)
         most = min(size.workers, max(1, len(mine))) if pool in self._held else size.workers
         missing = min(most - len(mine), -(-(wanted - coming) // size.slots))
-        return [self._start(pool) for _ in range(missing)]
+        return stops + [self._start(pool) for _ in range(missing)]
 
     def _start(self, pool: int) -> StartWorker:
         number = self._next_worker
@@ -315,7 +325,8 @@ class Scheduler:
         reached = _reached([stage.feeds for stage in self._stages], open_stages)
         return not any(self._stages[index].pool == pool for index in reached)
 
-    def _end(self, worker: int, task: int) -> Task:
+    def _end(self, worker: int, task: int, leaks: bool = False) -> Task:
+        self._workers[worker].leaks |= leaks
         ended = self._workers[worker].running.pop(task)
         self._stages[ended.stage].running -= 1
         return ended
