@@ -173,6 +173,20 @@ def _own(value: Any) -> Any:
     return value.detach().clone() if _is_tensor(value) else value
 
 
+def named(answers: Any, model_id: str, same: Collection[str]) -> Any:
+    """Answers whose PredictionResults, which a handler has made, name the model that gave them: in place of none, or of
+    another name of the same model. Any other name is the handler's own affair."""
+    kinds = set(map(type, answers)) if isinstance(answers, list) else set()
+    results = {kind for kind in kinds if getattr(kind, "_fields", ()) == PredictionResult._fields}  # Beam's, too
+    if not results:
+        return answers
+
+    def is_named(answer: Any) -> bool:
+        return type(answer) in results and (answer.model_id is None or str(answer.model_id) in same)
+
+    return [answer._replace(model_id=model_id) if is_named(answer) else answer for answer in answers]
+
+
 def put_together(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
     """The answers to so many rows from those to some of them, each with its positions. A row that is in no piece has None in
     a list, and anything elsewhere: it has failed."""

@@ -71,6 +71,21 @@ def test_what_was_written_long_ago_is_whole():
     assert looks({"a": unsure("1", touched=5000.0)}) == [[]]  # the clock was set back
 
 
+def test_how_long_to_wait_for_what_may_still_be_written():
+    def wait(*states: ModelState, key_of: Callable[[str], str | None] = lambda path: None) -> float:
+        new = NewModels(INTERVAL, key_of)
+        new.look({f"{at}": state for at, state in enumerate(states)}, now=100.0)
+        return new.settled_in(now=101.0)
+
+    assert wait() == wait(file("1", 99.0)) == wait(unsure("1", touched=80.0)) == 0.0
+    assert wait(unsure("1", 95.0, touched=95.0)) == 4.0
+    assert wait(unsure("1", touched=99.0), unsure("1", touched=97.0)) == 8.0
+    assert wait(unsure("1", touched=math.inf)) == wait(unsure("1", touched=5000.0)) == INTERVAL  # the clock was set back
+    assert wait(unsure("1", 97.0, size=0, touched=97.0)) == 0.0  # it never comes
+    assert wait(unsure("1", 97.0, touched=97.0), file("1", 98.0)) == 0.0  # it would be no news
+    assert wait(unsure("1", 97.0, touched=97.0), file("1", 98.0), key_of=str) == 6.0
+
+
 def test_a_model_that_was_there_first_but_is_older_does_not_replace_the_newest():
     listing = {"old": unsure("1", 5.0), "new": file("1", 6.0)}
     assert looks(listing, listing) == [["new"], []]

@@ -121,6 +121,27 @@ def test_a_half_written_file_at_the_first_look_is_not_the_newest(tmp_path):
     assert names(source) == ["v2.pt"]
 
 
+def test_the_first_look_waits_for_a_file_that_was_just_written_and_says_so(tmp_path, caplog):
+    (tmp_path / "v1.pt").write_text("model")
+    assert FilePattern(tmp_path / "*.pt", interval=1.5).look() == [ModelMetadata(str(tmp_path / "v1.pt"), "v1.pt")]
+    assert ["it may not be complete" in told for told in warnings(caplog)] == [True]
+
+
+def test_the_first_look_does_not_take_a_file_that_is_written_again_within_the_interval(tmp_path, monkeypatch):
+    old(tmp_path / "old" / "v1.pt")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "v2.pt").write_text("half")
+
+    def write_more(seconds: float) -> None:
+        with open(tmp_path / "new" / "v2.pt", "a") as out:
+            out.write(" a model")
+
+    monkeypatch.setattr(time, "sleep", write_more)  # what happens while it waits
+    source = FilePattern(tmp_path / "*" / "*.pt")
+    assert [each.model_id for each in source.look()] == [str(tmp_path / "old" / "v1.pt")]
+    assert names(source) == ["v2.pt"]
+
+
 def test_a_file_that_was_not_touched_for_long_is_whole(tmp_path):
     (tmp_path / "v1.pt").write_text("model")
     assert names(FilePattern(tmp_path / "*.pt")) == []

@@ -240,6 +240,32 @@ def test_every_answer_is_that_of_the_model_that_it_names(tmp_path, place):
     assert sum(result.metrics.answered.values()) == len(answers)
 
 
+class MakesResults(Add):
+    """Marks its answers by itself: with nothing, its file, the file that it was made with, or a name of its own."""
+
+    wraps_answers = False
+
+    def __init__(self, path, **settings):
+        super().__init__(path, **settings)
+        self.first = path
+
+    def run_inference(self, batch, model, inference_args=None):
+        answers = super().run_inference(batch, model)
+        marks = [None, self.path, self.first, "half of it"]
+        return [ps.PredictionResult(row, answer, marks[row % 4]) for row, answer in zip(batch, answers, strict=True)]
+
+
+def test_answers_that_a_handler_marks_by_itself_name_the_version_that_gave_them(tmp_path, some_place):
+    script = [("m1.json", ("m2.json", {"add": 2000})), ("m2.json", ("m2.json", {"add": 3000})), ("called-3000", None)]
+    answers, _ = run(tmp_path, some_place, *script, kind=MakesResults)
+    names = {1000: "m1.json", 2000: "m2.json", 3000: "m2.json#2"}
+    for answer in answers:
+        name = names[answer.inference - answer.example]
+        own = answer.example % 4 == 3
+        assert answer.model_id == ("half of it" if own else str(tmp_path / name)), answer
+    assert {answer.inference - answer.example for answer in answers} == set(names)
+
+
 class LoadsLong(Add):
     """The load of m2 ends when m3 is there."""
 
@@ -300,13 +326,25 @@ def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):
         assert made.collect() == [ps.PredictionResult(5, 7, str(tmp_path / "m2.json"))]
 
 
+def test_a_clock_that_is_set_back_does_not_stop_the_looks(tmp_path, monkeypatch):
+    right = time.time
+    monkeypatch.setattr(time, "time", right)  # afterwards it is that again
+
+    def set_back():
+        time.time = lambda: right() - 3600
+        put(str(tmp_path), "m2.json", add=2000)
+
+    answers, _ = run(tmp_path, PLACES["here"], ("m1.json", set_back), ("m2.json", None))
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+
+
 def test_a_model_that_was_saved_just_before_the_run_is_used_from_its_start(tmp_path):
     for n in (1, 2):
         (tmp_path / f"m{n}.json").write_text(json.dumps({"add": n}))
     os.utime(tmp_path / "m1.json", (1, 1))
     with ps.Pipeline(workers=0) as p:
         handler = Add(str(tmp_path / "m1.json"))
-        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "m*.json"))
+        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "m*.json"), interval=0.3)
         assert made.collect() == [ps.PredictionResult(5, 7, str(tmp_path / "m2.json"))]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from penstock.answers import as_rows, bare
+from penstock.answers import as_rows, bare, named
 from penstock.blocks import Block
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
@@ -31,15 +31,21 @@ OLD_FIRST = "after the old one had gone"  # how a change went for which there wa
 class Live:
     """A version that is loaded here."""
 
-    __slots__ = ("copy", "is_proven", "leases", "on_trial", "prepared", "version")
+    __slots__ = ("_names", "copy", "is_proven", "leases", "on_trial", "prepared", "version")
 
-    def __init__(self, version: Version, copy: ModelCopy, prepared: str | None) -> None:
+    def __init__(self, version: Version, copy: ModelCopy, prepared: str | None, names: Collection[str] = ()) -> None:
+        """names: what its handler may call it."""
         self.version = version
         self.copy = copy
+        self._names = names
         self.prepared = prepared  # with what its rows have to be; None: as they come
         self.leases = 0  # batches that run on it; guarded by the lock of its RefreshedModel
         self.is_proven = True  # it has answered a batch, or another is asked for what it cannot answer
         self.on_trial = False  # others answer most of the rows, until it is decided on
+
+    def named(self, made: Outcome) -> Outcome:
+        """Its answers; those that are marked by the handler itself have its id, too."""
+        return made if made.model_id is None else made._replace(answers=named(made.answers, made.model_id, self._names))
 
 
 class Followed(Protocol):
@@ -95,11 +101,17 @@ class VersionCall(NamedTuple):
 
     def on(self, live: Live) -> Outcome:
         how = self.args, self.step, self.handling, self.retry
-        return live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again)
+        return live.named(live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again))
 
     def for_another(self) -> VersionCall:
         """The rows as they were: a model may have changed those that it was given."""
         return self if self.read_again is None else self._replace(batch=self.read_again())
+
+
+def names_of(handler: ModelHandler[Any, Any, Any]) -> set[str]:
+    """What its model may be called: by model_id(), or as the file that it is loaded from."""
+    model_id = handler.model_id()
+    return {*map(str, handler.model_files()), *([] if model_id is None else [str(model_id)])}
 
 
 def prepared_with(handler: ModelHandler[Any, Any, Any], version: Version) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.errors import ModelLoadError
-from penstock.inference.live_versions import Live, Reports, prepared_with, told_error
+from penstock.inference.live_versions import Live, Reports, names_of, prepared_with, told_error
 from penstock.inference.loading_beside import load_beside, load_within
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
@@ -102,7 +102,8 @@ class VersionLoader:
                 good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
                 if good is not None and not good:
                     raise ModelLoadError(f"validate= returned {good!r}")
-        return Live(version, copy, prepared)
+        names = {version.path, *names_of(copy.handler), *names_of(self._make(ORIGINAL).handler)}
+        return Live(version, copy, prepared, names)
 
     def _prepared_for(self, copy: ModelCopy, version: Version) -> str | None:
         """With what its rows have to be prepared; None: as they come, or as they are in any case."""

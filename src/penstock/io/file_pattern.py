@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from penstock.io.model_versions import (
 from penstock.io.new_models import NewModels
 from penstock.io.outages import Outage
 
-SETTLED = 0.5  # seconds in which a file that is being written changes
+LONGEST_WAIT = 10.0  # seconds that a run waits for a file that may still be written, however long the interval is
+TOLD_FROM = 1.0  # seconds of such a wait that are logged
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["FilePattern", "WatchFilePattern", "stamp_of"]
 
@@ -43,11 +47,20 @@ class FilePattern:
         self._outage = Outage(self._pattern.text)
 
     def look(self) -> Sequence[NewVersion]:
-        """At the first look, one that was put there just before is waited for, for a moment: a run begins with it."""
+        """The first look waits until a file that was written just before is the same for an interval, or 10 seconds: a run
+        begins with it. A wait of a second or more is logged."""
         is_first, self._is_first = self._is_first, False
         found = list(self.look_at(time.time()))
-        if is_first and self._new.is_waiting:
-            time.sleep(min(SETTLED, self._interval))
+        if is_first and (wait := min(LONGEST_WAIT, self._new.settled_in(time.time()))):
+            if wait >= TOLD_FROM:
+                logger.warning(
+                    "%s: a file was written in the last %.3g seconds, so it may not be complete: if it is the same in %.0f "
+                    "seconds, it is used, and the run begins then; one that is renamed after it was written is used at once",
+                    self.describe(),
+                    self._interval,
+                    wait,
+                )
+            time.sleep(wait)
             later = self.look_at(time.time())
             found = [*found, *later] if self._pattern.has_key else [*later] or found
         return found

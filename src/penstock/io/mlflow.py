@@ -17,8 +17,6 @@ from penstock.io.model_versions import ModelMetadata, NewVersion
 from penstock.io.outages import Outage
 from penstock.rows import safe_str
 
-KEPT = 3  # versions in the folder of this process
-
 
 class MlflowModel:
     """The version of a registered model that an alias points to. It is new when the alias is moved, also back.
@@ -38,7 +36,7 @@ class MlflowModel:
         tracking_uri: str | None = None,
     ) -> None:
         """artifact_path: the file or folder in the version that is the model; None: all of it. dst_path: a folder for
-        downloads, where nothing is removed; None: one of this process, removed at its end, with the last few versions.
+        downloads, where nothing is removed; None: one of this process, removed at its end.
         tracking_uri: None for what MLflow is set to by itself."""
         if importlib.util.find_spec("mlflow") is None:
             raise MissingPackageError("mlflow", "mlflow")
@@ -46,10 +44,8 @@ class MlflowModel:
         self._artifact_path = None if artifact_path is None else _checked_inside(artifact_path)
         self._tracking_uri = tracking_uri
         self._folder = None if dst_path is None else os.path.abspath(os.path.expanduser(os.fspath(dst_path)))
-        self._keeps_all = dst_path is not None
         self._client: Any = None
         self._last: str | None = None  # the version that was given last
-        self._downloaded: dict[str, str] = {}  # folders by version, the last used last
         self._outage = Outage(self.describe())
 
     def describe(self) -> str:
@@ -108,7 +104,6 @@ class MlflowModel:
                 os.rename(part, target)  # so that what has the name is whole
             finally:
                 shutil.rmtree(part, ignore_errors=True)
-        self._keep(version, target)
         (entry,) = os.listdir(target)
         return os.path.join(target, entry)
 
@@ -125,13 +120,6 @@ class MlflowModel:
             self._folder = folder_of_process("penstock-mlflow-")
         os.makedirs(self._folder, exist_ok=True)
         return self._folder
-
-    def _keep(self, version: str, target: str) -> None:
-        """Remove what was downloaded for versions that are no longer among the last ones."""
-        self._downloaded.pop(version, None)
-        self._downloaded[version] = target
-        while not self._keeps_all and len(self._downloaded) > KEPT:
-            shutil.rmtree(self._downloaded.pop(next(iter(self._downloaded))), ignore_errors=True)
 
 
 def folder_of_process(prefix: str) -> str:

@@ -37,6 +37,7 @@ class NewModels:
         self._interval = interval
         self._key_of = key_of
         self._looks = 0
+        self._unsure: list[float] = []  # when models were touched that would have been told, if they were whole
         self._seen: dict[str, tuple[str, Age]] = {}  # at the last look: each model's stamp and age
         self._inodes: dict[str, int | None] = {}  # at the look before
         self._done: dict[str, str] = {}  # stamps of models that were told or passed over; also of vanished ones
@@ -57,12 +58,16 @@ class NewModels:
             newest[self._key_of(age.path)] = age
         new = {key: age for key, age in newest.items() if key not in self._told or age > self._told[key]}
         self._told.update(new)
+        self._unsure = [listing[path].touched for path in listing if self._may_come(path, listing[path])]
         return sorted(((key, age.path) for key, age in new.items()), key=lambda pair: new[pair[0]])
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there are models that may still be written: the next look tells."""
-        return any(self._done.get(path) != stamp for path, (stamp, _) in self._seen.items())
+    def settled_in(self, now: float) -> float:
+        """Seconds until the models that may still be written were as they are for an interval; 0: there are none."""
+        return max((min(self._interval, max(0.0, touched + self._interval - now)) for touched in self._unsure), default=0.0)
+
+    def _may_come(self, path: str, state: ModelState) -> bool:
+        told, age = self._told.get(self._key_of(path)), self._seen[path][1]
+        return state.size != 0 and self._is_open(path, state) and (told is None or age > told)
 
     def _age(self, path: str, state: ModelState) -> Age:
         stamp, age = self._seen.get(path, ("", None))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ class ModelRefresh:
             self._on_error()
 
     def _look(self, branch: _Branch, model: _ChangingModel) -> None:
-        rows = branch.news(time.time())
+        rows = branch.news()
         if rows and not self._over.is_set():  # a late answer: the files of the run are gone
             with model.changing:
                 if model.announce(rows):
@@ -268,17 +269,18 @@ class _Branch:
         self._run = run
         self._watched = {n: watch for n in graph.nodes if (watch := n.traits.watches) is not None}
         self._sources = {n: copy.deepcopy(watch.source) for n, watch in self._watched.items()}  # each run begins anew
-        self._due = dict.fromkeys(self._watched, 0.0)
+        self._due = dict.fromkeys(self._watched, -math.inf)  # as of time.monotonic(): the clock may be set back
         self._is_first = True
 
-    def news(self, now: float) -> Sequence[Any]:
-        """The rows that have come since the last look, where it is time for one."""
+    def news(self) -> Sequence[Any]:
+        """The rows that have come since the last look, where it is time for one: an interval after the last one ended."""
         first, self._is_first = self._is_first, False
         found: dict[Node, Sequence[Any]] = {}
         for node, watch in self._watched.items():
-            if now >= self._due[node] and not (watch.stop_timestamp is not None and now >= watch.stop_timestamp):
-                self._due[node] = now + watch.interval
+            is_over = watch.stop_timestamp is not None and time.time() >= watch.stop_timestamp
+            if time.monotonic() >= self._due[node] and not is_over:
                 found[node] = list(self._sources[node].look())
+                self._due[node] = time.monotonic() + watch.interval
         if not first and not any(found.values()):
             return []
         if len(self._graph.nodes) == len(self._watched) == 1:
