@@ -19,8 +19,11 @@ import penstock.beam as of_penstock
 from beam_programs import Weights, from_file, written
 from beam_runs import run
 from penstock.beam.inference_dofn import RefreshedInferenceDoFn
+from penstock.beam.versions import TimedVersions, VersionNames
 from penstock.inference.refresh import Refresh
 from penstock.inference.spec import InferenceSpec
+from penstock.models.host_address import run_folder
+from penstock.models.place import Surroundings
 
 for each in (sys.modules[__name__], beam_programs):
     cloudpickle.register_pickle_by_value(each)
@@ -101,6 +104,31 @@ class Prepares(of_penstock.ModelHandler):
         return [(each, prepared_in, os.getpid()) for each, prepared_in in batch]
 
 
+class Threads(of_penstock.ModelHandler):
+    """Answers with how many threads the libraries of its process may use."""
+
+    def load_model(self):
+        return Weights(int(os.environ["OMP_NUM_THREADS"]))
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [model.much for _ in batch]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot be kept to some of the cores here")
+def test_frameworks_use_the_cores_that_the_worker_may_use(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def program(base, p, folder):
+        return {"answers": p | beam.Create([1]) | base.RunInference(Threads(large_model=True))}
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert run(program, of_penstock, str(tmp_path)).values_of() == [1]
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def test_rows_of_a_model_in_a_host_are_prepared_outside(tmp_path):
     def program(base, p, folder):
         return {"answers": p | beam.Create([1, 2]) | base.RunInference(Prepares(large_model=True))}
@@ -164,21 +192,57 @@ def test_a_model_changes_while_a_pipeline_runs(large, tmp_path):
     """Bundle by bundle, as a worker of Beam's calls the step. A version that cannot be loaded leaves the one before it."""
     paths = {name: written(tmp_path, f"{name}.json", much) for name, much in [("old", 0), ("first", 100), ("second", 200)]}
     (tmp_path / "bad.json").write_text("no number")
-    spec = InferenceSpec.of(from_file(of_penstock)(paths["old"], large_model=large), refresh=Refresh.of())
-    step = RefreshedInferenceDoFn(spec, "step", f"test-{os.getpid()}-{large}")
-    step.setup()
-
-    def answers(path):
-        version = of_penstock.ModelMetadata(path, "name")
-        step.start_bundle()
-        made = list(step.process(1, version, WindowedValue(1, 0, (GlobalWindow(),))))
-        return [each.value for each in (*made, *step.finish_bundle())]
-
+    step = changing_step(paths["old"], f"test-{os.getpid()}-{large}", large_model=large)
     try:
-        wait_for(lambda: answers(paths["first"]) == [101])
-        assert answers(paths["second"]) in ([101], [201])
-        wait_for(lambda: answers(paths["second"]) == [201])
-        assert answers(str(tmp_path / "bad.json")) == [201]
-        wait_for(lambda: answers(paths["first"]) == [101])
+        wait_for(lambda: answers(step, paths["first"], 1) == [101])
+        assert answers(step, paths["second"], 2) in ([101], [201])
+        wait_for(lambda: answers(step, paths["second"], 2) == [201])
+        assert answers(step, str(tmp_path / "bad.json"), 3) == [201]
+        wait_for(lambda: answers(step, paths["first"], 4) == [101])
+    finally:
+        step.teardown()
+
+
+def changing_step(path, run, **settings):
+    """As each thread of a worker of Beam's has one."""
+    spec = InferenceSpec.of(from_file(of_penstock)(path, **settings), refresh=Refresh.of())
+    step = RefreshedInferenceDoFn(spec, "step", run)
+    step.setup()
+    return step
+
+
+def answers(step, path, since):
+    """Of a bundle of one element, whose side input is this version."""
+    version = TimedVersions(since, of_penstock.ModelMetadata(path, path))
+    step.start_bundle()
+    made = list(step.process(1, version, WindowedValue(1, 0, (GlobalWindow(),))))
+    return [each.value for each in (*made, *step.finish_bundle())]
+
+
+def test_a_bundle_that_is_behind_does_not_bring_an_older_model_back(tmp_path):
+    """Threads read the side input at their own times: one has it as it was before, when another has had the newer one."""
+    paths, run = [written(tmp_path, f"{much}.json", much) for much in (0, 100, 200)], f"test-{os.getpid()}-behind"
+    ahead, behind = (changing_step(paths[0], run) for _ in range(2))
+    names = VersionNames(InferenceSpec.of(from_file(of_penstock)(paths[0])), "step", Surroundings(folder=run_folder(run)))
+    try:
+        wait_for(lambda: answers(ahead, paths[2], 2) == [201])
+        assert answers(behind, paths[1], 1) == [201]
+        names.look()
+        assert names.newest("") == paths[2], "by whoever has the model on this machine"
+    finally:
+        ahead.teardown()
+        behind.teardown()
+
+
+def test_versions_that_are_refused_do_not_use_up_what_there_is_to_fall_back_on(tmp_path):
+    """However many there are."""
+    step = changing_step(written(tmp_path, "old.json", 0), f"test-{os.getpid()}-refused")
+    try:
+        for since in range(1, 6):
+            bad = tmp_path / f"bad-{since}.json"
+            bad.write_text("no number")
+            assert answers(step, str(bad), since) == [1]
+        new = written(tmp_path, "new.json", 100)
+        wait_for(lambda: answers(step, new, 6) == [101])
     finally:
         step.teardown()

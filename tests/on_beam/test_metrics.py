@@ -88,6 +88,24 @@ def test_each_of_several_models_that_change_is_counted_by_its_version(tmp_path):
     assert counts(found) == {"": 20, "a-new-_": 10, "b-same-_": 10}
 
 
+def test_a_version_that_is_refused_is_logged_and_counted(tmp_path, caplog):
+    """By one of the steps' copies; the model that was there answers."""
+
+    def program(base, p, folder):
+        bad = written(folder, "bad.json", "no number")
+        metadata = p | "Versions" >> beam.Create([base.ModelMetadata(model_id=bad, model_name="bad")])
+        handler = from_file(base)(written(folder, "old.json", 1))
+        step = base.RunInference(handler, model_metadata_pcoll=metadata, validate=lambda model, _: model.much != "no number")
+        return {"answers": p | beam.Create(range(20)) | beam.Reshuffle() | step}
+
+    found = run(program, of_penstock, str(tmp_path), runner="threads")
+    assert sorted(found.values_of()) == list(range(1, 21))
+    assert counts(found, "model_refreshes_refused") == {"": 1}
+    (said,) = [message for message in caplog.messages if "was refused" in message]
+    assert f"the model {tmp_path}/bad.json was refused: " in said
+    assert said.endswith("the model that was there stays")
+
+
 def test_models_by_a_pattern_are_counted_together(tmp_path):
     """There may be thousands of them."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.models.versions import KEPT, ORIGINAL, REPLACED, Rollout, Trial, TrialRule, Wanted
+from penstock.models.versions import KEPT, ORIGINAL, REPLACED, Rollout, Trial, TrialRule, Version, Wanted
 
 RULE = TrialRule(share=0.1, rows=100, max_error_rate=0.02)
 
@@ -32,6 +32,33 @@ def test_those_that_nobody_could_use_take_no_place_of_one_to_fall_back_on():
         made.announce(f"m{n}", f"m{n}", "s")
         made.became([1, 2], [2, 3, 4])  # one of them was refused in some process only
     assert [version.number for version in made.wanted.serve] == [5, 2, 1, 0]
+
+
+def announced(told, bad=()):
+    """What is wanted after these paths, each with when it came; and the path of the newest after each."""
+    wanted, newest = Wanted(), []
+    for number, (path, since) in enumerate(told, 1):
+        wanted = wanted.announced(Version(number, path, path, "s", since=since), bad)
+        newest.append(wanted.serve[0].path)
+    return wanted, newest
+
+
+def test_of_several_who_announce_one_that_is_behind_does_not_bring_an_older_version_back():
+    _, newest = announced([("a", 1), ("b", 2), ("a", 1), ("b", 2), ("a", 3), ("b", 2)])
+    assert newest == ["a", "b", "b", "b", "a", "a"], "it may go back, if that is news"
+    _, newest = announced([("a", 1), ("a", 3), ("b", 2)])
+    assert newest == ["a", "a", "a"]
+
+
+def test_the_last_to_fall_back_on_is_the_handlers_own_whoever_announces():
+    wanted, _ = announced([(str(number), number) for number in range(1, 7)], bad=[2, 3, 4, 5])
+    assert [version.number for version in wanted.serve] == [6, 1, 0]
+
+
+@given(st.permutations(range(1, 7)))
+def test_whatever_the_order_the_newest_wins(times):
+    wanted, _ = announced([(str(since), since) for since in times])
+    assert wanted.serve[0].since == 6
 
 
 @pytest.mark.parametrize("rule", [None, RULE])

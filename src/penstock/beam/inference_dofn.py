@@ -20,12 +20,13 @@ from apache_beam.utils.windowed_value import WindowedValue
 from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
 from penstock.beam.metric_names import naming_of
-from penstock.beam.versions import announce
+from penstock.beam.versions import VersionNews, announce
 from penstock.blocks import rows_of, size_of
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models.place import Surroundings, choose_place
+from penstock.observe.metrics import Metrics
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
@@ -52,6 +53,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
         self._versions: Any = None  # that were announced last
+        self._news: VersionNews | None = None
 
     def setup(self) -> None:
         self._open()
@@ -120,9 +122,13 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         if hold.stream is None:
             return
         yield from self._all_out(hold.stream.finish())
-        measured = hold.stream.metrics, hold.held.sessions.drain_metrics()
+        measured = hold.stream.metrics, hold.held.sessions.drain_metrics(), self._became()
         hold.held.metrics.report(self._step, self._naming, hold.stream.by_model, *measured)
         hold.abandon()
+
+    def _became(self) -> Metrics:
+        """Counts of what became of versions of the model."""
+        return Metrics()
 
     def _push(self) -> Iterable[Any]:
         """Submit what was gathered; what is there to go out."""
@@ -178,8 +184,13 @@ class RefreshedInferenceDoFn(InferenceDoFn):
     def process(  # type: ignore[override]
         self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
     ) -> Iterable[Any]:
-        """versions: a ModelMetadata, or a list of KeyModelPathMapping; an EmptySideInput while there is none."""
+        """versions: TimedVersions; an EmptySideInput while there are none."""
         if versions != self._versions and not isinstance(versions, EmptySideInput):
             self._versions = versions
             announce(versions, self._spec, self._step, self._open().held.sessions.around)
         return super().process(element, origin)
+
+    def _became(self) -> Metrics:
+        if self._news is None:
+            self._news = VersionNews(self._spec, self._step, self._open().held.sessions.around)
+        return self._news.look()

@@ -14,8 +14,10 @@ from penstock.beam.versions import VersionNames
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Distribution, MetricKey, Metrics
+from penstock.observe.refreshes import METRICS
 
 INFERENCES = "num_inferences"
+OF_STEP = frozenset(METRICS.values())  # count versions, and are of none
 Rows: TypeAlias = Mapping[tuple[str, str | None], int]  # that were answered, by the name and the id of the model
 Naming: TypeAlias = Callable[[Metrics, Rows], Metrics]
 
@@ -41,14 +43,13 @@ class _OfVersions:
         self._versions.look()
         most = max(rows, key=rows.__getitem__) if rows else None
         name = self._versions.newest("") if most is None else self._versions.of(*most)
-        made = Metrics(
-            {_prefixed(key, name): count for key, count in metrics.counters.items() if key.name != INFERENCES},
-            {_prefixed(key, name): seen for key, seen in metrics.distributions.items()},
-        )
-        for key in metrics.counters:
-            if key.name == INFERENCES:
-                for model, count in rows.items():
-                    made.count(_prefixed(key, self._versions.of(*model)), count)
+        made = Metrics({}, {_prefixed(key, name): seen for key, seen in metrics.distributions.items()})
+        for key, count in metrics.counters.items():
+            if key.name != INFERENCES:
+                made.count(key if key.name in OF_STEP else _prefixed(key, name), count)
+                continue
+            for model, answered in rows.items():
+                made.count(_prefixed(key, self._versions.of(*model)), answered)
         return made
 
 

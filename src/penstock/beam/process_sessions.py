@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -17,7 +16,7 @@ from penstock.inference.process import UsedSessions, enter, leave
 from penstock.inference.session import ProcessSessions
 from penstock.models.folder_use import FolderUse
 from penstock.models.host_address import await_hosts, run_folder
-from penstock.models.memory import visible_gpus
+from penstock.models.memory import usable_cores, visible_gpus
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 
@@ -88,7 +87,7 @@ def _made(run: str, workers: int) -> PipelineSessions:
         _releasing.append(threading.Thread(target=_release_left, daemon=True, name="penstock-beam-release"))
         _releasing[0].start()
     folder = FolderUse(run_folder(run))
-    around = Surroundings(folder=folder.folder, workers=workers, cores=os.cpu_count() or 1, gpus=visible_gpus())
+    around = Surroundings(folder=folder.folder, workers=workers, cores=usable_cores(), gpus=visible_gpus())
     return PipelineSessions(run=run, sessions=ProcessSessions(Metrics(), around), folder=folder)
 
 

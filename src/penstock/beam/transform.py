@@ -19,7 +19,7 @@ from penstock.beam.inference_dofn import InferenceDoFn, RefreshedInferenceDoFn
 from penstock.beam.model_handler import OfKeyedModelHandler
 from penstock.beam.siblings import workers_of
 from penstock.beam.thresholds import check_threshold
-from penstock.beam.versions import check_windows
+from penstock.beam.versions import TimedVersions, check_windows
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
 from penstock.inference.guard import warn_of_functions
@@ -206,7 +206,9 @@ class RunInference(
             from apache_beam.ml.inference.utils import WatchFilePattern
 
             metadata = pipeline | WatchFilePattern(file_pattern=self._pattern, **self._timing)
-        return None if metadata is None else beam.pvalue.AsSingleton(metadata)
+        if metadata is None:
+            return None
+        return beam.pvalue.AsSingleton(metadata | "BeamML_RunInference_TimedVersions" >> beam.Map(TimedVersions.of))
 
 
 def _steps_of(pipeline: Any) -> _PipelineSteps:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import time
+from typing import Any, NamedTuple
 
 from apache_beam.transforms.window import GlobalWindows
 
 from penstock.errors import UsageError
 from penstock.inference.spec import InferenceSpec
 from penstock.io.file_pattern import stamp_of
+from penstock.io.files import without_secrets
 from penstock.io.model_versions import versions_of
 from penstock.models.place import Surroundings
 from penstock.models.version_files import VersionFiles
+from penstock.observe.metrics import MetricKey, Metrics
+from penstock.observe.refreshes import METRICS, REFUSED, SERVED, RefreshEvent
+
+TICK = 100_000_000  # nanoseconds: no file system's clock is coarser, but for some of networks
+
+logger = logging.getLogger(__name__)
 
 
 def check_windows(versions: Any) -> None:
@@ -26,15 +35,29 @@ def check_windows(versions: Any) -> None:
         )
 
 
-def announce(versions: Any, spec: InferenceSpec, step: str, around: Surroundings) -> None:
-    """To whoever holds the model on this machine; all processes that see a version do, and the first one counts."""
+class TimedVersions(NamedTuple):
+    """What came by the side input, and when. Bundles, threads and processes may see another one at the same time."""
+
+    since: float  # as of time.time(), where it came
+    versions: Any  # a ModelMetadata, or a list of KeyModelPathMapping
+
+    @classmethod
+    def of(cls, versions: Any) -> TimedVersions:
+        return cls(time.time(), versions)
+
+
+def announce(told: TimedVersions, spec: InferenceSpec, step: str, around: Surroundings) -> None:
+    """To whoever holds the model on this machine; all processes that see a version do. What came before one that is known is
+    passed over: the newest wins (Wanted.announced())."""
+    since, versions = told
     files = _files_of(spec, step, around)
     for each in versions if isinstance(versions, list) else [versions]:
         for keys, path, model_id in versions_of([each], step):
             if path:  # Beam's WatchFilePattern gives an empty one before there is any
                 models = [""] if spec.by_key is None or keys is None else spec.by_key.models_of(keys)
                 for model in models:
-                    files.announce(model, path, model_id, stamp_of(path), str(getattr(each, "model_name", model_id)))
+                    name = str(getattr(each, "model_name", model_id))
+                    files.announce(model, path, model_id, stamp_of(path), name, since)
 
 
 class VersionNames:
@@ -65,6 +88,47 @@ class VersionNames:
     def newest(self, model: str) -> str:
         """The name of the version that is wanted now; empty as for of()."""
         return self._newest.get(model, "")
+
+
+class VersionNews:
+    """What became of versions of a step's models on this machine: logged and counted by the process that sees it first."""
+
+    def __init__(self, spec: InferenceSpec, step: str, around: Surroundings) -> None:
+        self._files = _files_of(spec, step, around)
+        self._step = step
+        self._namespace = spec.metrics_namespace
+        self._mark = 0  # of the folder, when it was last looked at
+        self._known: set[tuple[int, str]] = set()
+        self._ids: dict[int, str | None] = {}  # of versions, by their numbers
+
+    def look(self) -> Metrics:
+        """The counts of what is new. Called after each bundle."""
+        found = Metrics()
+        mark = self._files.changed_at()
+        if mark == self._mark:
+            return found
+        self._mark = mark if time.time_ns() - mark > TICK else 0  # what changes within a tick has the same time
+        for wanted in self._files.wanted().values():
+            self._ids.update({version.number: version.model_id for version in wanted.serve})
+        for report in self._files.reports().values():
+            for what, told in [(SERVED, report.served), (REFUSED, report.refused)]:
+                every = [(model, *version) for model, versions in told.items() for version in versions.items()]
+                for model, number, why in every:
+                    if number and self._is_news(number, what):
+                        found.count(MetricKey(self._step, self._namespace, METRICS[what]), 1)
+                        self._log(what, model, number, why)
+        return found
+
+    def _log(self, what: str, model: str, number: int, why: str) -> None:
+        why, model_id = without_secrets(why), self._ids.get(number)
+        event = RefreshEvent(time.time(), self._step, what, number, model_id, why, model or None)
+        logger.log(logging.WARNING if what == REFUSED else logging.INFO, "%s", event.told())
+
+    def _is_news(self, version: int, what: str) -> bool:
+        if (version, what) in self._known:
+            return False
+        self._known.add((version, what))
+        return self._files.is_first_to_tell(version, what.replace(" ", "-"))
 
 
 def _files_of(spec: InferenceSpec, step: str, around: Surroundings) -> VersionFiles:

@@ -1,4 +1,4 @@
-"""How much memory there is, and which GPUs."""
+"""How much memory there is, how many cores, and which GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from penstock.models.cgroups import memory_limits, read_file
+from penstock.models.cgroups import cpu_quota, memory_limits, read_file
 
 DEVICE_SHARE = 0.8  # of the memory of a GPU that is free, for models: the rest is for what they compute
 
@@ -20,6 +20,13 @@ def available_bytes() -> int:
     if match:
         available = int(match[1]) * 1024
     return min([available, *(limit.left for limit in memory_limits())])
+
+
+def usable_cores() -> int:
+    """How many cores this process may keep busy: those that it may run on, or what its container, unit or job may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:

@@ -2,6 +2,7 @@
 
     <model>.versions             what is wanted, written by whoever watches for new versions, taken at the next look
     <model>.<process>.status     what became of it there
+    <model>.<n>.<what>           somebody has told of what became of version n
     <model>.<process>.<n>.<what> while version n is loaded there, or on trial: who dies then leaves it behind
 
 Each is put in place by a rename, so that nobody reads half of one.
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.models.host_address import make_private, name_of
-from penstock.models.versions import KEPT, Trial, Version, Wanted, wanted_of
+from penstock.models.versions import Trial, Version, Wanted, wanted_of
 
 
 @dataclass(slots=True)
@@ -57,18 +58,19 @@ class VersionFiles:
         make_private(self.folder)
         _put(f"{self.stem}.versions", {name: each.to_json() for name, each in wanted.items()})
 
-    def announce(self, model: str, path: str, model_id: str, stamp: str, name: str = "") -> bool:
-        """A version is to be used from now on, says one of several processes that watch. Whether it was the first."""
+    def announce(self, model: str, path: str, model_id: str, stamp: str, name: str = "", since: float = 0.0) -> bool:
+        """A version is to be used from now on, says one of several processes that watch. Whether it is news."""
         make_private(self.folder)
         with open(f"{self.stem}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed: what is read here, and published, is one step
             wanted = self.wanted()
-            serve = wanted_of(wanted, model).serve
-            if serve[0].number and (serve[0].path, serve[0].stamp) == (path, stamp):
-                return False
+            before = wanted_of(wanted, model)
             numbers = [version.number for each in wanted.values() for version in each.serve]
-            version = Version(max(numbers, default=0) + 1, path, model_id, stamp, name)
-            self.publish({**wanted, model: Wanted((version, *serve)[:KEPT])})
+            version = Version(max(numbers, default=0) + 1, path, model_id, stamp, name, since)
+            now = before.announced(version, self._bad(model))
+            if now == before:
+                return False
+            self.publish({**wanted, model: now})
         return True
 
     def mark(self) -> tuple[int, int] | None:
@@ -99,6 +101,26 @@ class VersionFiles:
             with contextlib.suppress(OSError, ValueError):
                 found[path.name.split(".")[1]] = Status.from_json(json.loads(path.read_text()))
         return found
+
+    def _bad(self, model: str) -> set[int]:
+        """Versions of a model that were refused somewhere, and in service nowhere."""
+        told = [(each.refused.get(model, {}), each.served.get(model, {})) for each in self.reports().values()]
+        return {number for refused, _ in told for number in refused} - {number for _, served in told for number in served}
+
+    def changed_at(self) -> int:
+        """When anything was last put into the folder, in nanoseconds; 0: there is none."""
+        try:
+            return os.stat(self.folder).st_mtime_ns
+        except OSError:
+            return 0
+
+    def is_first_to_tell(self, version: int, what: str) -> bool:
+        """Whether no other process has told of what became of it: where there is no coordinator, the first one does."""
+        try:
+            os.close(os.open(f"{self.stem}.{version}.{what}", os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError:
+            return False
+        return True
 
     # Who died of a version.
 

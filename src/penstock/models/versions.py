@@ -6,7 +6,7 @@ what is wanted; whether a version on trial is any good is decided here, for all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ class Version(NamedTuple):
     model_id: str | None = None  # what its answers are marked with; None: what the handler says
     stamp: str = ""  # of its files, when it was announced: it changes with them
     name: str = ""  # for people
+    since: float = 0.0  # seconds as of time.time(), of those that several processes announce: see Wanted.announced()
 
 
 ORIGINAL = Version()
@@ -39,6 +40,23 @@ class Wanted(NamedTuple):
     def from_json(cls, told: list[Any]) -> Wanted:
         serve, trial, share = told
         return cls(tuple(Version(*each) for each in serve), None if trial is None else Version(*trial), share)
+
+    def serving(self, version: Version, bad: Collection[int]) -> Wanted:
+        """What is wanted from this version on. One that nobody could use takes no place of one that somebody can fall back
+        on."""
+        *before, original = self.serve
+        useful = [each for each in before if each.number not in bad]
+        return Wanted((version, *useful[: KEPT - 1], original))
+
+    def announced(self, version: Version, bad: Collection[int]) -> Wanted:
+        """What is wanted when one of several who watch says so, some of whom are behind the others: the newest wins, by its
+        `since`. The same one that is said again is no other version."""
+        newest, *others = self.serve
+        if newest.number and version.since <= newest.since:
+            return self
+        if newest.number and (newest.path, newest.stamp) == (version.path, version.stamp):
+            return self._replace(serve=(newest._replace(since=version.since), *others))
+        return self.serving(version, bad)
 
     def version(self, number: int) -> Version | None:
         """The one of that number, if it is still named."""
@@ -129,10 +147,7 @@ class Rollout:
             self.wanted = self.wanted._replace(trial=None, share=0.0)
 
     def _serve(self, version: Version) -> None:
-        """One that nobody could use takes no place of one that somebody can fall back on."""
-        *before, original = self.wanted.serve
-        useful = [each for each in before if each.number in self._good or each.number not in self._bad]
-        self.wanted = Wanted((version, *useful[: KEPT - 1], original))
+        self.wanted = self.wanted.serving(version, self._bad - self._good)
 
 
 def wanted_of(told: Mapping[str, Wanted], model: str) -> Wanted:

@@ -12,9 +12,9 @@ from penstock.inference.handler import variables_of
 from penstock.inference.service_handler import ServiceHandler
 from penstock.io.files import hiding_secrets
 from penstock.io.source import FileSource, Source
-from penstock.models.cgroups import cpu_quota, memory_limits
+from penstock.models.cgroups import memory_limits
 from penstock.models.host_address import own_run_folder
-from penstock.models.memory import file_bytes, visible_gpus
+from penstock.models.memory import file_bytes, usable_cores, visible_gpus
 from penstock.models.place import Surroundings, choose_place
 from penstock.options import RunOptions
 from penstock.pipeline.hints import ACCELERATOR_TYPE, ResourceHints, cluster_needs
@@ -37,12 +37,8 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        quota = cpu_quota()
-        if quota is not None:
-            cores = min(cores, max(1, int(quota)))
-        return cls(cores, min([ram, *(limit.bytes for limit in memory_limits())]), visible_gpus())
+        return cls(usable_cores(), min([ram, *(limit.bytes for limit in memory_limits())]), visible_gpus())
 
 
 class RunSize(NamedTuple):
