@@ -56,6 +56,10 @@ class Failure(Displayed):
         model_id = None if model_id is None else str(model_id)  # text, whatever the handler says
         return cls(step, kind, type(exc).__name__, message, trace, attempts, model_id, group)
 
+    def because(self, why: str) -> Failure:
+        """The same with more to say, if there is."""
+        return dataclasses.replace(self, message=f"{self.message} ({why})") if why else self
+
     def _look(self) -> Look:
         shown = [(name, str(value)) for name, value in self.as_dict().items() if name != "traceback"]
         line = f"<Failure in step {self.step!r}, {self.kind}: {self.error_type}: {one_line(self.message)}>"

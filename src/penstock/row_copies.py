@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from penstock.blocks import Block
+from penstock.rows import safe_str
 
 BlockT = TypeVar("BlockT", bound=Block)
 
@@ -24,10 +25,11 @@ CONSTANT = frozenset(
 )
 
 
-def own_rows(block: BlockT) -> BlockT:
+def own_rows(block: BlockT, uncopied: dict[int, Exception] | None = None) -> BlockT:
     """The block with copies of what could be changed in its rows; itself where nothing could, as in a table.
 
-    Arrays and tensors cost a copy of their bytes. A row that cannot be copied stays as it is."""
+    Arrays and tensors cost a copy of their bytes. A row that cannot be copied, such as for a lock or a connection in it,
+    stays as it is: `uncopied` is told where it stands and why."""
     if not isinstance(block, list):
         return block
     if are_constant(block):
@@ -38,7 +40,15 @@ def own_rows(block: BlockT) -> BlockT:
     if len(kinds) == 1 and (stacked := _stacked(block)) is not None:
         return stacked  # type: ignore[return-value]
     memo: dict[int, Any] = {}  # what is one object in several rows stays one, as in a block that was pickled
-    return [_own_row(row, memo) for row in block]  # type: ignore[return-value]
+    made: list[Any] = []
+    for at, row in enumerate(block):
+        try:
+            made.append(_own_row(row, memo))
+        except Exception as exc:
+            made.append(row)
+            if uncopied is not None:
+                uncopied[at] = exc
+    return made  # type: ignore[return-value]
 
 
 def are_constant(rows: list[Any]) -> bool:
@@ -47,9 +57,17 @@ def are_constant(rows: list[Any]) -> bool:
     return kinds <= CONSTANT or (kinds == {tuple} and _are_constant(chain.from_iterable(rows)))
 
 
-def own_row(row: Any) -> Any:
-    """A row that is nobody else's."""
-    return _own_row(row, {})
+def told_once(rows: list[Any]) -> str:
+    """Of a row that its step has had, for its error: that it is not tried again, and why; nothing if it can be copied."""
+    uncopied: dict[int, Exception] = {}
+    own_rows(rows, uncopied)
+    return next((as_text(why) for why in uncopied.values()), "")
+
+
+def as_text(why: Exception) -> str:
+    """Why a row that cannot be copied is given to a step once: nobody can say what it was before."""
+    told = f"{type(why).__name__}: {safe_str(why)}"
+    return f"the row cannot be copied ({told}), so it is as the step left it, and is not tried again"
 
 
 def _are_constant(values: Iterable[Any]) -> bool:
@@ -78,10 +96,13 @@ def _class(module: str, name: str) -> Any:
 
 
 def _own_row(row: Any, memo: dict[int, Any]) -> Any:
+    before = len(memo)
     try:
         return _own(row, memo)
-    except Exception:  # such as for a lock or a connection in it: there is only this one
-        return row
+    except Exception:
+        while len(memo) > before:  # halves of copies: other rows may hold the same things
+            memo.popitem()
+        raise
 
 
 def _own(value: Any, memo: dict[int, Any]) -> Any:

@@ -10,10 +10,11 @@ import time
 import pytest
 
 import penstock as ps
-from penstock.errors import NotShippableError
+from penstock.errors import NotShippableError, StepError
 from penstock.failures import CRASHED, NOT_PICKLABLE, RAISED, TIMED_OUT, Handling
 from penstock.inference.served import ServedModel
 from penstock.models.outcome import Outcome
+from penstock.row_copies import own_rows
 
 
 class Answer(ps.ModelHandler):
@@ -189,3 +190,122 @@ def test_an_answer_that_does_not_unpickle_costs_its_row(workers, how, kind):
     made = collected(good=good, failures=failures.failed_inferences)
     assert made["good"] == [row for row in range(8) if row != 3]
     assert [(row, failure.kind) for row, failure in made["failures"]] == [(3, kind)]
+
+
+# Rows that cannot be copied: a function may change them, so they are given once.
+
+
+class Locked:
+    """A row that cannot be copied, and that a function changes."""
+
+    def __init__(self, number):
+        self.number, self.lock, self.given = number, threading.Lock(), 0
+
+
+def mixed(number):
+    return Locked(number) if number % 2 else {"number": number, "given": 0}
+
+
+def give(row):
+    """As a function that changes its row: another call sees that."""
+    if isinstance(row, Locked):
+        row.given += 1
+        return row.number, row.given
+    row["given"] += 1
+    return row["number"], row["given"]
+
+
+class Gives(ps.ModelHandler):
+    """Fails for batches with one of the bad rows. Where it prepares, that does so."""
+
+    def __init__(self, *bad, prepares=False, **settings):
+        super().__init__(**settings)
+        self.bad, self.early = bad, prepares
+
+    def load_model(self):
+        return None
+
+    def _checked(self, batch):
+        made = [give(row) for row in batch]
+        if any(number in self.bad for number, _ in made):
+            raise ValueError("a bad one")
+        return made
+
+    def prepare(self, examples, tool, inference_args=None):
+        return self._checked(examples) if self.early else examples
+
+    def run_inference(self, batch, model, inference_args=None):
+        return batch if self.early else self._checked(batch)
+
+
+@pytest.mark.parametrize("prepares", [False, True], ids=["run_inference", "prepare"])
+@pytest.mark.parametrize("bad", [2, 3])
+def test_a_row_that_cannot_be_copied_is_given_once_and_fails_with_its_batch(prepares, bad):
+    rows = ps.Pipeline(workers=0) | ps.Create(range(8)) | ps.Map(mixed)
+    handler = Gives(bad, prepares=prepares, max_batch_size=4 if not prepares else None)
+    good, failures = rows | ps.RunInference(handler).with_exception_handling()
+    told = failures.failed_inferences | ps.Map(lambda failed: (give(failed[0]), failed[1].message))
+    made = collected(good=good, failed=told)
+    answers = [getattr(each, "inference", each) for each in made["good"]]
+    last = 8 if prepares else 4  # rows of the batch
+    lost = {bad, *range(1, last, 2)}
+    assert answers == [(number, 1) for number in range(8) if number not in lost]
+    assert sorted(row for row, _ in made["failed"]) == [(number, 2 if number % 2 else 1) for number in sorted(lost)]
+    for (number, _), message in made["failed"]:
+        assert "a bad one" in message
+        assert ("the row cannot be copied (TypeError: cannot pickle '_thread.lock' object)" in message) == bool(number % 2)
+
+
+def test_the_row_that_is_to_blame_is_named_also_beside_rows_that_cannot_be_copied():
+    rows = ps.Pipeline(workers=0) | ps.Create(range(4)) | ps.Map(mixed)
+    with pytest.raises(StepError, match="a bad one\n  row: {'number': 2"):
+        (rows | ps.RunInference(Gives(2))).collect()
+    with pytest.raises(StepError, match="a bad one\n  row: .*Locked") as raised:
+        (rows | ps.RunInference(Gives(3))).collect()
+    assert "raised for a batch of 4 rows; the row cannot be copied" in raised.value.__notes__[0]
+
+
+def test_a_batch_is_not_filled_up_with_a_row_that_cannot_be_copied():
+    rows = ps.Pipeline(workers=0) | ps.Create([1, 3, 5]) | ps.Map(mixed)
+    assert (rows | ps.RunInference(Gives(batch_size_buckets=[8]))).collect() == [(1, 1), (3, 1), (5, 1)]
+
+
+def test_a_row_that_cannot_be_copied_is_tried_once():
+    def fails(row):
+        if give(row)[1] == 1:
+            raise ValueError("the first time")
+        return row
+
+    rows = ps.Pipeline(workers=0) | ps.Create([1, 3]) | ps.Map(mixed)
+    step = ps.Map(fails).with_retry(ps.Retry(on=ValueError, backoff=0))
+    good, failures = rows | step.with_exception_handling()
+    made = collected(good=good, failures=failures | ps.Map(lambda failed: (failed[1].attempts, failed[1].message)))
+    assert made["good"] == []
+    assert [attempts for attempts, _ in made["failures"]] == [1, 1]
+    assert "it is as the step left it, and is not tried again" in made["failures"][0][1]
+    with pytest.raises(StepError, match="the first time") as raised:
+        (rows | step).collect()
+    assert "is not tried again" in raised.value.__notes__[0]
+
+
+def test_a_row_that_cannot_be_copied_has_one_reader():
+    rows = ps.Pipeline(workers=0) | ps.Create([2, 1]) | ps.Map(mixed)
+    with pytest.raises(NotShippableError, match="a row of type Locked cannot be copied .*several steps read it"):
+        ([rows | "one" >> ps.Map(give), rows | "two" >> ps.Map(give)] | ps.Flatten()).collect()
+    assert (rows | ps.Map(give)).collect() == [(2, 1), (1, 1)]
+    good, failures = ps.Pipeline(workers=0) | ps.Create([2, 1]) | ps.Map(mixed).with_exception_handling()
+    made = collected(one=good, two=good | ps.Map(give), failed=failures | ps.Map(lambda failed: failed[1].kind))
+    assert made == {"one": [{"number": 2, "given": 0}], "two": [(2, 1)], "failed": [NOT_PICKLABLE]}
+
+
+def test_what_a_row_that_cannot_be_copied_shares_with_others_is_whole_in_their_copies():
+    shared = {"x": [1]}
+    rows = [{"shared": shared, "lock": threading.Lock()}, {"shared": shared}, {"with lock": {"of": shared}}]
+    rows[0]["self"] = rows[2]["first"] = {"row": rows[0]}
+    uncopied = {}
+    made = own_rows(rows, uncopied)
+    assert made[0] is rows[0]
+    assert made[1] == rows[1]
+    assert made[1] is not rows[1]
+    assert made[2] is rows[2], "the first row is in it, which cannot be copied"
+    assert list(uncopied) == [0, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -209,6 +211,29 @@ def test_a_file_that_is_open_for_reading_is_found_before_anything_starts(pipelin
         rows = pipeline() | ps.Create(range(2)) | "reads" >> step(file)
         with pytest.raises(NotShippableError, match=r"(?s)step 'reads' cannot be copied.*(open|pickle).*DoFn.setup\(\)"):
             rows.collect()
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda numbers: ps.Map(lambda row: next(numbers)), "the variable 'numbers' is or holds a {}"),
+        (lambda numbers: ps.Filter(lambda row, of=numbers: next(of)), "the variable 'of' is or holds a {}"),
+        (lambda numbers: ps.FlatMap(lambda row, of: of, numbers), "the variable 'args' is or holds a {}"),
+        (lambda numbers: ps.ParDo(ReadsOwn(numbers)), "the variable 'file' is or holds a {}"),
+        (lambda numbers: ps.Map(functools.partial(min, numbers)), "it refers to a {}"),
+    ],
+    ids=["closure", "default", "argument", "dofn", "partial"],
+)
+@pytest.mark.parametrize("make", [lambda: iter([1, 2]), itertools.count, lambda: enumerate("a"), lambda: (x for x in "ab")])
+def test_an_iterator_is_found_before_anything_starts(step, told, make):
+    """Every copy of the step would begin it anew, so that rows would get the same items."""
+    numbers = make()
+    rows = ps.Pipeline(workers=0) | ps.Create(range(2)) | "counts" >> step(numbers)
+    with pytest.raises(NotShippableError) as raised:
+        rows.collect()
+    assert "step 'counts' cannot be copied to a worker" in str(raised.value)
+    assert f"{told.format(type(numbers).__name__)}, which is used up as it is read" in str(raised.value)
+    assert "make a list of it first" in str(raised.value)
 
 
 def test_an_open_file_of_a_module_that_workers_import_is_found_too(pipeline, tmp_path, monkeypatch):

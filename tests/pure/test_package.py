@@ -104,7 +104,7 @@ LAYERS = {
     "retry": {"errors"},
     "failures": {"display", "rows", "errors"},
     "display": set(),
-    "row_copies": {"blocks"},
+    "row_copies": {"rows", "blocks"},
     "rows": {"forks", "errors"},
     "forks": set(),
     "errors": set(),

@@ -96,8 +96,8 @@ def budgeted(folder, url, **settings):
     return p
 
 
-def lines_of(folder):
-    return [line for path in sorted(folder.glob("out/part-*")) for line in path.read_text().splitlines()]
+def lines_of(folder, name="out"):
+    return [line for path in sorted(folder.glob(f"{name}/part-*")) for line in path.read_text().splitlines()]
 
 
 def test_a_budget_stops_the_run_and_a_larger_one_resumes_it_without_paying_twice(tmp_path):
@@ -119,7 +119,7 @@ def test_a_budget_stops_the_run_and_a_larger_one_resumes_it_without_paying_twice
     assert lines_of(tmp_path) == [f"{n} {n + 1}" for n in range(100)]
     assert result.metrics.counter("answers_reused") == 40
     assert result.metrics.counter("requests") == 100  # those of the whole run
-    assert not list((tmp_path / "run").glob("answers/*"))
+    assert not (tmp_path / "run/.penstock-answers").exists()
 
 
 @pytest.mark.parametrize("own_client", [False, True], ids=["http", "a client of one's own"])
@@ -225,6 +225,30 @@ def test_explain_says_what_a_run_would_take_and_asks_nobody():
 
 
 # Nothing is paid for twice.
+
+
+def test_only_kept_answers_are_removed(tmp_path):
+    """Not an output in run_dir that has such a name, nor what somebody else has put beside the answers."""
+    (tmp_path / "in.txt").write_text("1\n2\n")
+    kept = tmp_path / "run/.penstock-answers"
+    with HttpServer(lambda body, headers: plus_one(body, headers) if body["x"] == 1 else Answer(status=400)) as server:
+        for spoiled in (True, False):
+            p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / "run"))
+            made = (
+                p
+                | ps.ReadFromText(str(tmp_path / "in.txt"))
+                | "ask" >> ps.RunInference(HttpModelHandler(server.url, request_of, answer_of))
+            )
+            made | ps.Map(lambda each: str(each.inference)) | ps.WriteToText(str(tmp_path / "run/answers"))
+            with pytest.raises(StepError) if spoiled else contextlib.nullcontext():
+                p.run()
+            if spoiled:
+                (run,) = kept.iterdir()
+                (run / "mine.db").write_text("mine")
+                server.answer = plus_one
+    assert lines_of(tmp_path / "run", "answers") == ["2", "3"]
+    assert [path.name for path in kept.rglob("*")] == [run.name, "mine.db"]
+
 
 SCRIPT = """
 import sys
@@ -413,7 +437,7 @@ def test_the_key_is_sent_and_is_nowhere_else(tmp_path):
         assert failed.returncode != 0
         assert "wrong: Bearer ***" in failed.stderr
         left = everything_in(tmp_path)
-        assert any("answers" in str(path) for path in left)
+        assert any(".penstock-answers" in str(path) for path in left)
         told["fails"] = False
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -500,7 +524,7 @@ def test_no_part_of_a_key_that_a_service_tells_back_is_kept(tmp_path, monkeypatc
         except StepError:
             said.append(traceback.format_exc())
         assert server.seen == 5 if handled else 2
-    assert handled or (list((tmp_path / "run/answers").iterdir()) and "***" in said[0])
+    assert handled or (list((tmp_path / "run/.penstock-answers").iterdir()) and "***" in said[0])
     for text in [*said, caplog.text, *(content.decode("latin-1") for content in everything_in(tmp_path).values())]:
         assert KEY[:8] not in text
 

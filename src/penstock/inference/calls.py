@@ -84,9 +84,13 @@ def _as_columns(answers: Any) -> Any:
 
 
 def filled(batch: Block, buckets: tuple[int, ...]) -> Block:
-    """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row."""
+    """The batch, filled up to one of the numbers of rows that are allowed with copies of its last row, if it has any."""
     missing = up_to_bucket(buckets, row_count(batch)) - row_count(batch)
     if not missing:
         return batch
     last = slice_rows(batch, row_count(batch) - 1, row_count(batch))
+    uncopied: dict[int, Exception] = {}
+    own_rows(last, uncopied)
+    if uncopied:
+        return batch
     return join([batch, *(own_rows(last) for _ in range(missing))])

@@ -14,6 +14,7 @@ from penstock.inference.calls import checked_answers, own_unless_native
 from penstock.inference.submitted_rows import SubmittedRows
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry, Tries
+from penstock.row_copies import as_text
 from penstock.rows import after, let_through, row_error, safe_str, shorten, without
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class FailedBatch:
             if known is not None:
                 return known
             if self._handler.retry_safe:
-                return self._without(bad)
+                return self._given_once(exc, bad) if self._rows.given_once else self._without(bad)
+        if self._rows.given_once and self._handler.retry_safe:
+            return self._given_once(exc, {})
         answers: Any = None
         raised = self._blamable(exc, self._rows.count)
         if raised is None:
@@ -185,7 +188,7 @@ class FailedBatch:
             answers = own_unless_native(self._handler, checked_answers(values, count, self._copy.step))
         return Outcome(answers, self._failures(bad), model_id=self._copy.model_id())
 
-    def _without(self, bad: dict[int, Exception]) -> Outcome:
+    def _without(self, bad: Mapping[int, BaseException]) -> Outcome:
         """The batch once more, without the rows that are known to be bad."""
         count = self._rows.count
         rest = without(range(count), bad)
@@ -199,6 +202,24 @@ class FailedBatch:
             again=[rest[at] for at in made.again],
             calls=made.calls + 1,
         )
+
+    def _given_once(self, exc: BaseException, bad: Mapping[int, Exception]) -> Outcome:
+        """Rows that cannot be copied fail with their batch; the others run again without them, and without those that are
+        known to be bad."""
+        let_through(exc)
+        once, count = self._rows.given_once, self._rows.count
+        error = self.of_rows(exc, count)
+        rest = {**dict.fromkeys(once, error), **bad}
+        made = self._without(rest) if len(rest) < count else Outcome([None] * count)
+        first, why = next(iter(once.items()))
+        told = as_text(why) if count == 1 else f"raised for a batch of {count} rows; {as_text(why)}"
+        if self._handling is None or not self._handling.handles(error):
+            ending = self.error(first, first + 1, error, 1)
+            ending.add_note(told)
+            raise ending from error
+        failure = self.failure(error, len(once), 1).because(told)
+        failures = {**made.failures, **dict.fromkeys(once, failure), **self._failures(bad)}
+        return made._replace(failures=failures, out_of_memory=self._too_large, model_id=self._copy.model_id())
 
     def _failures(self, errors: Mapping[int, BaseException]) -> dict[int, Failure]:
         """Of rows that are known to be bad: one for each error, which may be that of many."""

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.failures import RAISED, Failure, Handling
 from penstock.inference.path import RowPath, name_of
-from penstock.row_copies import own_rows
+from penstock.row_copies import own_rows, told_once
 from penstock.rows import let_through, map_rows
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Guard:
 
         def forgive(at: int, exc: BaseException) -> bool:
             if handling.handles(exc):
-                failed[at] = self.failure(exc)
+                failed[at] = self.failure(exc).because(told_once([rows[at]]))
             return at in failed
 
         return map_rows(function, own_rows(rows), name, forgive), failed

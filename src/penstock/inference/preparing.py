@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from penstock.answers import as_rows, own_answers, put_together
+from penstock.answers import as_rows, put_together
 from penstock.errors import (
     BadRowsError,
     EngineError,
@@ -19,12 +19,13 @@ from penstock.errors import (
 )
 from penstock.failures import PREPARING, RAISED, Failure
 from penstock.forks import end_if_forked, this_process
+from penstock.inference.calls import own_unless_native
 from penstock.inference.guard import Guard
 from penstock.inference.handler import ModelHandler
 from penstock.inference.lane import Lane
 from penstock.inference.ticket import Ticket, not_packed
 from penstock.models.versions import Version
-from penstock.row_copies import own_rows
+from penstock.row_copies import own_rows, told_once
 from penstock.rows import let_through, many, row_error, safe_str, without
 
 Handler = ModelHandler[Any, Any, Any]
@@ -127,28 +128,35 @@ class ThreadPreparer:
         values, errors = self._tried(examples, tool, args)
         failed: dict[int, Failure] = {}
         for at, error in errors.items():
-            handling = self._guard.handling
+            handling, why = self._guard.handling, told_once([examples[at]]) if self._may_change else ""
             if handling is None or not handling.handles(error):
-                raise row_error(f"{self._guard.step} (preparing)", examples[at], error) from error
-            failed[at] = self._guard.failure(error, PREPARING)
+                raised = row_error(f"{self._guard.step} (preparing)", examples[at], error)
+                if why:
+                    raised.add_note(why)
+                raise raised from error
+            failed[at] = self._guard.failure(error, PREPARING).because(why)
         return values, failed
 
     def close(self) -> None: ...
 
     def _tried(self, examples: list[Any], tool: Any, args: Any) -> tuple[list[Any], dict[int, BaseException]]:
-        """The values, and the errors of examples that cannot be prepared."""
+        """The values, and the errors of examples that cannot be prepared. One that cannot be copied is given once."""
+        uncopied: dict[int, Exception] = {}
+        given = own_rows(examples, uncopied) if self._may_change else examples
         try:
-            return self._call(examples, tool, args), {}
+            return self._call(given, tool, args), {}
         except (UsageError, EngineError, StepError):
             raise
         except BadRowsError as exc:
             if exc.values is not None:
-                return own_answers(list(exc.values)), dict(exc.errors)
-            return self._tried_without(examples, dict(exc.errors), tool, args)
+                return own_unless_native(self._handler, list(exc.values)), dict(exc.errors)
+            return self._tried_without(examples, {**dict.fromkeys(uncopied, exc), **exc.errors}, tool, args)
         except BaseException as exc:
             let_through(exc)
             if len(examples) == 1:
                 return [None], {0: exc}
+            if uncopied:
+                return self._tried_without(examples, dict.fromkeys(uncopied, exc), tool, args)
         values: list[Any] = []
         errors: dict[int, BaseException] = {}
         for at, example in enumerate(examples):
@@ -158,20 +166,20 @@ class ThreadPreparer:
         return values, errors
 
     def _tried_without(
-        self, examples: list[Any], errors: dict[int, BaseException], tool: Any, args: Any
+        self, examples: list[Any], errors: Mapping[int, BaseException], tool: Any, args: Any
     ) -> tuple[list[Any], dict[int, BaseException]]:
         rest = [at for at in range(len(examples)) if at not in errors]
         made, more = self._tried(list(without(examples, errors)), tool, args) if rest else ([], {})
         values: list[Any] = [None] * len(examples)
         for at, value in zip(rest, made, strict=True):
             values[at] = value
-        return values, errors | {rest[at]: error for at, error in more.items()}
+        return values, {**errors, **{rest[at]: error for at, error in more.items()}}
 
     def _call(self, examples: list[Any], tool: Any, args: Any) -> list[Any]:
         began = this_process()
-        values: object = self._handler.prepare(own_rows(examples) if self._may_change else examples, tool, args)
+        values: object = self._handler.prepare(examples, tool, args)
         end_if_forked(began, self._guard.step)
-        own: list[Any] = own_answers(checked_values(values, len(examples), self._guard.step))
+        own: list[Any] = own_unless_native(self._handler, checked_values(values, len(examples), self._guard.step))
         return own
 
 

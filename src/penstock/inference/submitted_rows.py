@@ -14,10 +14,11 @@ class SubmittedRows:
     """The rows of one batch as they were submitted: a handler may change what it is given, and rows may run again. Used by
     the thread that runs the batch: no lock."""
 
-    __slots__ = ("_batch", "_is_given", "_may_change", "_read_again", "count")
+    __slots__ = ("_batch", "_is_given", "_may_change", "_read_again", "count", "given_once")
 
     def __init__(self, batch: Block, may_change: bool, read_again: Callable[[], Block] | None) -> None:
         self.count = row_count(batch)
+        self.given_once: dict[int, Exception] = {}  # rows that cannot be copied and were given: they may be changed by now
         self._batch = batch
         self._may_change = may_change
         self._read_again = read_again
@@ -37,7 +38,9 @@ class SubmittedRows:
         if self._read_again is not None:
             self._is_given = True  # before the call: it may raise when it has changed some rows
             return function(part, args)
-        given = own_rows(part)
+        uncopied: dict[int, Exception] = {}
+        given = own_rows(part, uncopied)
+        self.given_once |= {start + at: why for at, why in uncopied.items()}
         answers = function(given, args)
         return answers if given is part else _with_examples(answers, given, part)
 

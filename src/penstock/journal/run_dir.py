@@ -18,9 +18,11 @@ from penstock.journal.journal import Journal
 from penstock.models.kept_sizes import FILE as SIZES
 from penstock.models.kept_sizes import is_ours
 from penstock.options import ASIDE
+from penstock.remote.answers import FOLDER as ANSWERS
 
 LOCK = "lock"
 MANIFEST = "manifest.json"
+FOLDERS = (ASIDE, ANSWERS)
 TRIES = 6
 
 _held: set[int] = set()  # descriptors of locks: a child that is forked must not hold them
@@ -150,11 +152,11 @@ def _check_files(path: str) -> None:
             found = os.lstat(os.path.join(path, name))
         except FileNotFoundError:  # removed by a process that is at work here
             continue
-        is_kind = stat.S_ISDIR if name == ASIDE else stat.S_ISREG
+        is_kind = stat.S_ISDIR if name in FOLDERS else stat.S_ISREG
         if found.st_uid != os.geteuid():
             wrong = f"belongs to another user (uid {found.st_uid})"
         elif not is_kind(found.st_mode):
-            wrong = f"is not a {'folder' if name == ASIDE else 'file'} itself, but a link or something else"
+            wrong = f"is not a {'folder' if name in FOLDERS else 'file'} itself, but a link or something else"
         elif found.st_mode & 0o022 and not name.startswith(
             (MANIFEST, SIZES)
         ):  # which have no pickles, and the mode of other files
@@ -175,7 +177,7 @@ def is_of_run_dir(path: str, folder: str) -> bool:
 
 
 def _is_kept(name: str) -> bool:
-    return name in (LOCK, ASIDE) or name.startswith((NAME, MANIFEST, SIZES))
+    return name in (LOCK, *FOLDERS) or name.startswith((NAME, MANIFEST, SIZES))
 
 
 def _is_manifest(path: str) -> bool:

@@ -1,6 +1,6 @@
 """Answers that were paid for, kept in run_dir as they come, so that a resumed run does not ask for them again.
 
-    <run_dir>/answers/<run>/<step>.<process>.db      what one process was answered: digest of the request -> body
+    <run_dir>/.penstock-answers/<run>/<step>.<process>.db      what one process was answered: digest of the request -> body
 
 Each process writes a file of its own, and holds a lock on it while it lives. Those of processes that are gone are read. So
 rows that are alike are each asked for as long as nobody dies, as in a run without run_dir.
@@ -12,12 +12,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
+import re
 import sqlite3
 import threading
 from pathlib import Path
 
-FOLDER = "answers"
+FOLDER = ".penstock-answers"  # the user may have an output of any plain name in run_dir
+OURS = re.compile(r"[0-9a-f]{16}\.(spent|\d+-[0-9a-f]{8}\.db(-wal|-shm|-journal|\.lock)?)")
 LOOK_EVERY = 256  # answers that are looked for, between two looks for files of processes that have died since
 
 
@@ -31,8 +32,15 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def forget_answers(run_dir: str) -> None:
-    """Of all runs that were in this folder."""
-    shutil.rmtree(os.path.join(run_dir, FOLDER), ignore_errors=True)
+    """Of all runs that were in this folder. Files with other names than ours stay, and the folders that they are in."""
+    folder = Path(run_dir, FOLDER)
+    for run in folder.glob("*/"):
+        for file in run.iterdir():
+            if OURS.fullmatch(file.name):
+                file.unlink(missing_ok=True)
+    for each in [*folder.glob("*/"), folder]:
+        with contextlib.suppress(OSError):  # there is none, or somebody has put something there
+            each.rmdir()
 
 
 class KeptAnswers:
@@ -44,7 +52,8 @@ class KeptAnswers:
         self.folder: Path | None = None
         if run_dir and os.path.isdir(run_dir):
             self.folder = Path(run_dir) / FOLDER / run
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (self.folder.parent, self.folder):
+                each.mkdir(mode=0o700, exist_ok=True)
         # Guards what follows; SQLite's connections are used by one thread at a time (check_same_thread=False).
         self._lock = threading.Lock()
         self._own: sqlite3.Connection | None = None  # made with the first answer

@@ -374,17 +374,22 @@ class Fan:
         return any(ship.is_packing for ship in self._ships)
 
     def __call__(self, block: Block) -> None:
-        left = len(self._ships) + len(self._others)
+        takers = [ship.push for ship in self._ships if not ship.is_packing] + self._others
+        first = self._own(block) if len(takers) > 1 else block  # before anybody is given any of it
         for ship in self._ships:
-            left -= 1
             try:
-                ship.push(self._own(block) if left and not ship.is_packing else block)
+                if ship.is_packing:
+                    ship.push(block)
             except NotShippableError as exc:
                 raise RefusedError(str(exc), block) from exc.__cause__
-        for emit in self._others:
-            left -= 1
-            emit(self._own(block) if left else block)
+        for left, take in zip(range(len(takers) - 1, -1, -1), takers, strict=True):
+            take(first if left == len(takers) - 1 else self._own(block) if left else block)
 
     def _own(self, block: Block) -> Block:
-        own = own_rows(block)
+        uncopied: dict[int, Exception] = {}
+        own = own_rows(block, uncopied)
+        for at, why in uncopied.items():
+            told = f"{type(block[at]).__name__} cannot be copied ({type(why).__name__}: {safe_str(why)})"
+            advice = "several steps read it, and each may change its own; make what cannot be copied inside those steps"
+            raise RefusedError(f"a row of type {told}: {advice}", block)
         return list(block) if own is block and isinstance(block, list) else own

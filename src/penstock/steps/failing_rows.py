@@ -14,8 +14,8 @@ from penstock.errors import RefusedError
 from penstock.failures import NOT_PICKLABLE, Failure
 from penstock.pipeline.graph import FAILURES
 from penstock.pipeline.handled import Handleable
-from penstock.retry import Tried
-from penstock.row_copies import own_row, own_rows
+from penstock.retry import Retry, Tried, Tries
+from penstock.row_copies import own_rows, told_once
 from penstock.rows import many, map_rows, row_error, without
 from penstock.steps.operator import Operator
 from penstock.transport.packing import why_not_packed
@@ -24,12 +24,15 @@ from penstock.transport.packing import why_not_packed
 class RowGuard:
     """A function of one row with its retries, and what becomes of its errors. Used by one thread.
 
-    The function may change its row: each try sees it as it came, and as it came it leaves with its failure."""
+    The function may change its row: each try sees it as it came, and as it came it leaves with its failure. One that cannot
+    be copied is tried once."""
 
     def __init__(self, label: str, function: Callable[[Any], Any], step: Handleable[Any, Any]) -> None:
         self._label = label
         self._handling = step.handling
-        self._tried = None if step.retry is None else Tried(lambda row: function(own_row(row)), step.retry)
+        self._uncopied: dict[int, Exception] = {}  # of the row that is tried
+        self._tried = None if step.retry is None else Tried(self._try, step.retry, self._tries)
+        self._of_row = function
         self._function = self._tried or function
 
     def each(self, rows: list[Any]) -> tuple[list[Any], dict[int, Failure]]:
@@ -37,14 +40,25 @@ class RowGuard:
         failed: dict[int, Failure] = {}
 
         def forgive(at: int, exc: BaseException) -> bool:
-            attempts = 1 if self._tried is None else self._tried.made
+            attempts, why = 1 if self._tried is None else self._tried.made, told_once([rows[at]])
             if self._handling is None or not self._handling.handles(exc):
-                raise row_error(self._label, rows[at], exc, attempts) from exc
-            failed[at] = Failure.of(exc, self._label, attempts=attempts)
+                error = row_error(self._label, rows[at], exc, attempts)
+                if why and self._tried is not None:
+                    error.add_note(why)
+                raise error from exc
+            failed[at] = Failure.of(exc, self._label, attempts=attempts).because(why)
             return True
 
         given = rows if self._tried else own_rows(rows)
         return map_rows(self._function, given, self._label, forgive), failed
+
+    def _try(self, row: Any) -> Any:
+        self._uncopied = {}
+        (own,) = own_rows([row], self._uncopied)
+        return self._of_row(own)
+
+    def _tries(self, retry: Retry) -> Tries:
+        return Tries(None if self._uncopied else retry)
 
     def not_packed(self, made: list[Any], failed: Collection[int]) -> dict[int, Failure]:
         """The failures of rows of which something was made that cannot be sent to another process, where handled."""

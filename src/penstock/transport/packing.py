@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import struct
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 import cloudpickle
@@ -21,6 +22,7 @@ _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that m
 _PICKLED, _ARROW = 0, 1
 STACKED_BYTES = 16 << 10  # of an array that is packed together with others
 _SURE = {"builtins", "collections", "datetime", "decimal", "numpy", "pandas", "penstock", "PIL", "pyarrow", "torch", "uuid"}
+FEW = 100  # items
 ALIGNMENT = 64  # of every buffer in a chunk: arrays that lie askew are slow, and some frameworks refuse them
 
 
@@ -40,21 +42,52 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """For what a step refers to. cloudpickle copies a text file that is open for reading: each copy would read it all."""
+    """For what a step refers to. cloudpickle copies a text file that is open for reading, and pickle a list's iterator: each
+    copy would read it all."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType):
-            for held in _held_by_name(obj):
-                _refuse_open(held)
+        held = _held_by_name(obj) if isinstance(obj, types.FunctionType) else _attributes(obj)
+        for name, thing in held.items():
+            _refuse_open(thing)
+            for each in (thing, *_items(thing)):
+                _refuse_used_up(each, name)
         _refuse_open(obj)
+        _refuse_used_up(obj)
         return super().reducer_override(obj)
 
 
-def _held_by_name(function: types.FunctionType) -> list[Any]:
-    """What a function refers to and that does not travel with it if it can be imported by name."""
-    names = (name for name in function.__code__.co_names if name in function.__globals__)
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [*(function.__globals__[name] for name in names), *defaults]
+def _held_by_name(function: types.FunctionType) -> dict[str, Any]:
+    """What a function refers to, by the names of its variables, also what does not travel with it if it can be imported."""
+    held = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    held |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty yet
+            held[name] = cell.cell_contents
+    return held | (function.__kwdefaults__ or {})
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Of an object that travels with them, as a DoFn does; classes and modules mostly go by name."""
+    attributes = getattr(thing, "__dict__", None)
+    return attributes if type(attributes) is dict and not isinstance(thing, types.ModuleType) else {}
+
+
+def _items(thing: Any) -> Collection[Any]:
+    """Of a small collection, such as a function's further arguments, to name it. Others are seen as they travel."""
+    if type(thing) not in (list, tuple, dict) or len(thing) > FEW:
+        return ()
+    return thing.values() if type(thing) is dict else thing
+
+
+def _refuse_used_up(thing: Any, name: str = "") -> None:
+    if type(thing).__module__ in ("builtins", "itertools", "_csv") and isinstance(thing, Iterator):
+        variable = f"the variable {name!r} is or holds" if name else "it refers to"
+        raise TypeError(
+            f"{variable} a {type(thing).__name__}, which is used up as it is read, and each copy of the step would have "
+            "its own; make a list of it first, or make it inside the function"
+        )
 
 
 def _refuse_open(thing: Any) -> None:
