@@ -249,6 +249,26 @@ def test_several_inputs_and_outputs(kind: str, tmp_path: Path) -> None:
     check_handler(TFModelHandlerNumpy(path, trusted=True), arrays, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])  # as many rows as outputs, too
+def test_outputs_in_lists(rows: int, tmp_path: Path) -> None:
+    inputs = tf.keras.Input((3,), name="x")
+    one, two, three = (tf.keras.layers.Dense(width)(inputs) for width in (1, 2, 3))
+    tf.keras.Model(inputs, [one, two]).save(tmp_path / "flat.keras")
+    tf.keras.Model(inputs, [one, [two, three]]).save(tmp_path / "nested.keras")
+    flat, nested = (TFModelHandlerNumpy(str(tmp_path / f"{name}.keras")) for name in ("flat", "nested"))
+    batch = list(X[:rows])
+    assert [[part.shape for part in answer] for answer in answers_of(flat, batch)] == [[(1,), (2,)]] * rows
+    answers = answers_of(nested, batch)
+    assert [(first.shape, *(part.shape for part in more)) for first, more in answers] == [((1,), (2,), (3,))] * rows
+    check_handler(nested, list(X[:3]), tolerance=1e-4)
+    columns = TFModelHandlerNumpy(str(tmp_path / "nested.keras"), columns="x")
+    table = columns.run_inference_columns(pa.table({"x": [row.tolist() for row in batch]}), columns.load_model())
+    assert [(row["0"].tolist(), list(row["1"])) for row in table] == [(one.tolist(), ["0", "1"]) for one, _ in answers]
+    for call in (lambda model, batch, *_: model(tf.stack(batch)), lambda model, batch, *_: model(np.stack(batch))):
+        own = TFModelHandlerNumpy(str(tmp_path / "flat.keras"), inference_fn=call)
+        assert [[part.shape for part in answer] for answer in answers_of(own, batch)] == [[(1,), (2,)]] * rows
+
+
 def test_own_inference_fn(folder: Path) -> None:
     def doubled(model: Any, batch: Any, inference_args: Any, model_id: Any) -> Any:
         answers = 2 * model(tf.constant(np.stack(batch))).numpy()
