@@ -170,7 +170,7 @@ def test_sparse_rows_and_lists(framework: str, xgb: tuple[str, Any], lgb: tuple[
 
 
 class DatatableRow:
-    """A row with the face of datatable.Frame: XGBoost no longer takes such frames, and the package has no newer version."""
+    """A row with the face of datatable.Frame, for machines on which the package cannot be installed."""
 
     def __init__(self, row: Any) -> None:
         self.names, self._row = tuple(NAMES), row
@@ -184,6 +184,21 @@ def test_xgboost_datatable(xgb: tuple[str, Any]) -> None:
     handler = XGBoostModelHandlerDatatable(xgboost.XGBClassifier, xgb[0])
     assert answers_of(handler, [DatatableRow(row) for row in X]).tolist() == xgb[1].predict(X).tolist()
     check_handler(handler, ROWS[:9])
+
+
+def test_xgboost_datatable_with_the_package(xgb: tuple[str, Any]) -> None:
+    datatable = pytest.importorskip("datatable", reason="it has wheels for Python up to 3.12, on Linux x86_64")
+    frame = datatable.Frame(X, names=NAMES)
+    frames = [frame[at, :] for at in range(len(X))]
+    handler = XGBoostModelHandlerDatatable(xgboost.XGBClassifier, xgb[0])
+    assert answers_of(handler, frames).tolist() == xgb[1].predict(X).tolist()
+    check_handler(handler, frames[:9])
+    assert handler.get_num_bytes(frames) == X.nbytes
+    rows = ps.Pipeline(workers=1) | ps.Create(frames[:9])
+    answers = (
+        rows | ps.RunInference(XGBoostModelHandlerDatatable(xgboost.XGBClassifier, xgb[0], large_model=True))
+    ).collect()
+    assert [answer.inference for answer in answers] == xgb[1].predict(X[:9]).tolist()
 
 
 @pytest.mark.parametrize(("settings", "place"), [({"workers": 0}, {}), ({"workers": 1}, {"large_model": True})])

@@ -113,6 +113,9 @@ def test_tuples(weights: str) -> None:
     assert total == pytest.approx(X[5].sum(), rel=1e-5)
     np.testing.assert_allclose(twice, 2 * X[5])
     check_handler(handler, ROWS)
+    in_tuples = JaxModelHandler(lambda params, x: (x.sum(axis=1), (x, 2 * x)), weights)
+    for total, (once, twice) in answers_of(in_tuples, list(X[:2])):  # as many rows as outputs
+        assert (total, *twice) == pytest.approx((once.sum(), *(2 * once)), rel=1e-5)
 
 
 # Files.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import os
 import pickle
 import subprocess
@@ -27,7 +28,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 import penstock as ps
-from penstock.errors import BadRowsError, InputError, RowError, StepError, UsageError
+from penstock.errors import BadRowsError, InputError, MissingPackageError, RowError, StepError, UsageError
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy, SklearnModelHandlerPandas
 from penstock.testing.handlers import check_handler
 
@@ -263,6 +264,13 @@ def test_skops_types_that_are_not_known_need_trust(save: Callable[[Any], str]) -
     with pytest.raises(UsageError, match=r"not know to be safe: .*absolute; look at them, and trust them alone with "):
         SklearnModelHandlerNumpy(path).load_model()
     assert answers_of(SklearnModelHandlerNumpy(path, trusted=True), list(X)) == model.predict(X).tolist()
+
+
+def test_an_old_skops_whose_list_of_types_has_holes(save: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, version = SklearnModelHandlerNumpy(save(LogisticRegression().fit(X, Y))), importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.0" if name == "skops" else version(name))
+    with pytest.raises(MissingPackageError, match=r"skops 0.11.0 is installed, but 0.12 or later .*penstock\[sklearn\]"):
+        handler.load_model()
 
 
 def test_types_of_a_skops_file_can_be_trusted_alone(save: Callable[[Any], str]) -> None:

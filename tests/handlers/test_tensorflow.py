@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,10 +95,85 @@ def test_files_that_can_run_code_need_trust(folder: Path, tmp_path: Path) -> Non
         TFModelHandlerNumpy(str(folder / "saved"))
     with pytest.raises(UsageError, match="safe_mode=False runs code from the file"):
         TFModelHandlerNumpy("model.keras", load_model_args={"safe_mode": False})
+    with pytest.raises(UsageError, match="safe_mode=False runs code from the file"):
+        TFModelHandlerNumpy("model.keras", load_model_args={"safe_mode": 0})
     model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Lambda(lambda x: 2 * x)])
     model.save(tmp_path / "lambda.keras")
-    with pytest.raises(InputError, match="lambda.keras' could not be loaded as a model: .*[Ll]ambda"):
+    with pytest.raises(UsageError, match="lambda.keras' can run code .* a Lambda layer, a lambda function; pass trusted=Tr"):
         TFModelHandlerNumpy(str(tmp_path / "lambda.keras")).load_model()
+    trusted = TFModelHandlerNumpy(str(tmp_path / "lambda.keras"), trusted=True)
+    np.testing.assert_allclose(answers_of(trusted, list(X)), 2 * X)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_saved_model_by_the_name_of_a_keras_file_needs_trust(link: bool, folder: Path, tmp_path: Path) -> None:
+    named = tmp_path / "model.keras"
+    if link:
+        named.symlink_to(folder / "saved")
+    else:
+        shutil.copytree(folder / "saved", named)
+    with pytest.raises(UsageError, match="to load a SavedModel, .* can run code that is in it; pass trusted=True"):
+        TFModelHandlerNumpy(str(named)).load_model()
+    changed = TFModelHandlerNumpy(str(folder / "model.keras"))
+    changed.update_model_path(str(named))
+    with pytest.raises(UsageError, match="to load a SavedModel"):
+        changed.load_model()
+    np.testing.assert_allclose(answers_of(TFModelHandlerNumpy(str(named), trusted=True), list(X)), EXPECTED, rtol=1e-4)
+
+
+def test_keras_files_at_urls(folder: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/urls/model.keras", (folder / "model.keras").read_bytes())
+    fs.put(str(folder / "saved"), "/urls/saved.keras", recursive=True)
+    handler = TFModelHandlerNumpy("memory://urls/model.keras")
+    np.testing.assert_allclose(answers_of(handler, list(X)), EXPECTED, rtol=1e-4)
+    with pytest.raises(InputError, match=r"saved.keras.* is a directory"):
+        TFModelHandlerNumpy("memory://urls/saved.keras").load_model()
+
+
+def test_keras_2_does_not_load_files_without_trust(folder: Path) -> None:
+    """With TF_USE_LEGACY_KERAS tf.keras is Keras 2, which loads an .h5 file by the name of a .keras file."""
+    code = (
+        "import sys, penstock.handlers.tensorflow as t; t.TFModelHandlerNumpy(sys.argv[1]).load_model();"
+        "print('tf_keras' in sys.modules)"
+    )
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    command = [sys.executable, "-c", code, str(folder / "model.keras")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.stdout == "False\n", result.stderr
+
+
+def test_parts_of_other_models_that_run_code_need_trust(folder: Path, tmp_path: Path) -> None:
+    """What Keras' safe mode has let through: functions of its API, and the class of a layer in place of a function."""
+    loaded = {"module": "keras.saving", "class_name": "function", "config": "load_model", "registered_name": "load_model"}
+    layer = {"module": "keras.layers", "class_name": "function", "config": "TFSMLayer", "registered_name": "TFSMLayer"}
+    for activation, named in [(loaded, "keras.saving.load_model"), (layer, "TFSMLayer"), ("keras.layers.Lambda", "Lambda")]:
+        with zipfile.ZipFile(folder / "model.keras") as old, zipfile.ZipFile(tmp_path / "model.keras", "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                if name == "config.json":
+                    config = json.loads(content)
+                    config["config"]["layers"][1]["config"]["activation"] = activation
+                    content = json.dumps(config).encode()
+                new.writestr(name, content)
+        with pytest.raises(UsageError, match=f"model.keras' can run code when it is loaded or called: it holds .*{named}"):
+            TFModelHandlerNumpy(str(tmp_path / "model.keras")).load_model()
+
+
+@tf.keras.utils.register_keras_serializable("tests")
+class Doubled(tf.keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return 2 * x
+
+
+def test_layers_that_the_user_registered_need_no_trust(tmp_path: Path) -> None:
+    layers = [tf.keras.layers.Input((3,)), Doubled(), tf.keras.layers.Activation("relu")]
+    layers += [tf.keras.layers.Dropout(0.5), tf.keras.layers.LayerNormalization(name="Lambda")]
+    model = tf.keras.Sequential(layers)
+    model.compile("adam", loss=tf.keras.losses.MeanSquaredError(), metrics=["accuracy"])
+    model.save(tmp_path / "own.keras")
+    handler = TFModelHandlerNumpy(str(tmp_path / "own.keras"))
+    np.testing.assert_allclose(answers_of(handler, list(X)), model(X), rtol=1e-4)
 
 
 WEIGHTS_OF: Any = {"model_type": ModelType.SAVED_WEIGHTS, "create_model_fn": linear}
@@ -168,6 +247,26 @@ def test_several_inputs_and_outputs(kind: str, tmp_path: Path) -> None:
     check_handler(handler, PAIRS, tolerance=1e-4)
     arrays = [{"n": np.int64(row["n"]), "vector": np.array(row["vector"], np.float32)} for row in PAIRS]
     check_handler(TFModelHandlerNumpy(path, trusted=True), arrays, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])  # as many rows as outputs, too
+def test_outputs_in_lists(rows: int, tmp_path: Path) -> None:
+    inputs = tf.keras.Input((3,), name="x")
+    one, two, three = (tf.keras.layers.Dense(width)(inputs) for width in (1, 2, 3))
+    tf.keras.Model(inputs, [one, two]).save(tmp_path / "flat.keras")
+    tf.keras.Model(inputs, [one, [two, three]]).save(tmp_path / "nested.keras")
+    flat, nested = (TFModelHandlerNumpy(str(tmp_path / f"{name}.keras")) for name in ("flat", "nested"))
+    batch = list(X[:rows])
+    assert [[part.shape for part in answer] for answer in answers_of(flat, batch)] == [[(1,), (2,)]] * rows
+    answers = answers_of(nested, batch)
+    assert [(first.shape, *(part.shape for part in more)) for first, more in answers] == [((1,), (2,), (3,))] * rows
+    check_handler(nested, list(X[:3]), tolerance=1e-4)
+    columns = TFModelHandlerNumpy(str(tmp_path / "nested.keras"), columns="x")
+    table = columns.run_inference_columns(pa.table({"x": [row.tolist() for row in batch]}), columns.load_model())
+    assert [(row["0"].tolist(), list(row["1"])) for row in table] == [(one.tolist(), ["0", "1"]) for one, _ in answers]
+    for call in (lambda model, batch, *_: model(tf.stack(batch)), lambda model, batch, *_: model(np.stack(batch))):
+        own = TFModelHandlerNumpy(str(tmp_path / "flat.keras"), inference_fn=call)
+        assert [[part.shape for part in answer] for answer in answers_of(own, batch)] == [[(1,), (2,)]] * rows
 
 
 def test_own_inference_fn(folder: Path) -> None:

@@ -3,6 +3,8 @@
 - an array has the rows first; a list, or whatever can be iterated, has one answer for each;
 - a dict is several outputs by name, and gives one dict per row; so do a named tuple and a dataclass, by their fields;
 - a tuple of arrays is several outputs without names, and gives one tuple per row; in a table they are called "0", "1", ...
+
+Where a model's outputs are in lists in lists, these are Outputs.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from typing import Any
 from penstock.errors import PredictionCountError
 
 NO_ROWS = (str, bytes, set, frozenset)  # have a length, but are no answers in order
+
+
+class Outputs(tuple[Any, ...]):
+    """Outputs of a model, in order, whatever they are: any other tuple may hold an answer for each row."""
 
 
 def answers_of(output: Any, rows: int, name: str = "") -> Any:
@@ -38,8 +44,14 @@ def answers_of(output: Any, rows: int, name: str = "") -> Any:
 
 def column_answers_of(output: Any, rows: int) -> Any:
     """answers_of() for a table, where the parts of a tuple are named by their numbers: "0", "1", ..."""
+    return answers_of(_numbered(output), rows)
+
+
+def _numbered(output: Any) -> Any:
     output = by_name(output)
-    return answers_of({str(at): part for at, part in enumerate(output)} if is_several(output) else output, rows)
+    if is_several(output):
+        return {str(at): _numbered(part) for at, part in enumerate(output)}
+    return {name: _numbered(part) for name, part in output.items()} if isinstance(output, Mapping) else output
 
 
 def tuples_by_number(answers: Any) -> Any:
@@ -63,6 +75,8 @@ def by_name(output: Any) -> Any:
 
 def is_several(output: Any) -> bool:
     """Whether it is a tuple of arrays, each an output with the rows first."""
+    if isinstance(output, Outputs):
+        return bool(output)
     return isinstance(output, tuple) and bool(output) and all(getattr(part, "shape", None) for part in output)
 
 

@@ -78,11 +78,12 @@ def _family(name: str, handlers: Sequence[str], *needs: Need, extra: str | None 
     )
 
 
-# torch: before 2.10, torch.load(weights_only=True) could run code from the file. Keras: before 3.11.3, safe_mode did not
-# keep it from that.
+# torch: before 2.10, torch.load(weights_only=True) could run code from the file. Keras: before 3.14, safe_mode did not keep
+# it from that. skops: before 0.12, a file could hold types that its list did not show.
 _TORCH = Need(module="torch", distributions=["torch"], least="2.10", tried="2.13")
 SENTENCES = Need(module="sentence_transformers", distributions=["sentence-transformers"], least="5", tried="5")
 _HTTPX = Need(module="httpx", distributions=["httpx"], least="0.27", tried="0.28")
+SKOPS = Need(module="skops", distributions=["skops"], least="0.12", tried="0.16")
 PILLOW = Need(module="PIL", distributions=["pillow"], least="10", tried="12")
 
 FAMILIES = (
@@ -126,7 +127,7 @@ FAMILIES = (
         "tensorflow",
         ["TFModelHandlerNumpy", "TFModelHandlerTensor"],
         Need(module="tensorflow", distributions=["tensorflow", "tensorflow-cpu"], least="2.16", tried="2.21"),
-        Need(module="keras", distributions=["keras"], least="3.11.3", tried="3.15"),
+        Need(module="keras", distributions=["keras"], least="3.14", tried="3.15"),
     ),
     HandlerFamily(
         name="vllm",

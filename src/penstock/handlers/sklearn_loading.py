@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import InputError, MissingPackageError, UsageError
+from penstock.handlers.catalog import SKOPS, check_needs
 from penstock.handlers.model_files import open_model_file
 from penstock.io.files import hiding_secrets, without_secrets
 
@@ -49,7 +50,7 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
             if file_type is ModelFileType.PICKLE:
                 return pickle.load(file)
             return _joblib().load(file)
-        except UsageError:
+        except (UsageError, MissingPackageError):
             raise
         except Exception as exc:
             named = next((kind for kind, names in NAMES.items() if str(uri).endswith(names)), file_type)
@@ -61,10 +62,8 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
 
 
 def _load_skops(uri: str, content: bytes, trusted: Trust) -> Any:
-    try:
-        import skops.io
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("skops", "sklearn") from exc
+    check_needs("sklearn", [SKOPS])
+    import skops.io
 
     found = skops.io.get_untrusted_types(data=content)
     unknown = [name for name in found if trusted is not True and (trusted is False or name not in trusted)]

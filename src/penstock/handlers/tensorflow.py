@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
+from penstock.handlers.array_answers import answers_of, is_several
 from penstock.handlers.array_inputs import Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs
 from penstock.handlers.catalog import check_installed, check_versions
@@ -50,8 +51,9 @@ class TFModelHandlerNumpy(ArrayModelHandler):
         create_model_fn(): gives the Keras model that weights are for, with ModelType.SAVED_WEIGHTS.
         load_model_args: for tf.saved_model.load() or keras.models.load_model(); weights take none.
         custom_weights: a file of weights that replace those of a Keras file.
-        inference_fn(model, batch, inference_args, model_id): gives the answers to a batch: arrays, a list of one for each
-            row, or PredictionResults. The model is a function of a tensor, a list or a dict of them.
+        inference_fn(model, batch, inference_args, model_id): gives the answers to a batch: an array or tensor, a dict or
+            tuple of them, or a list of one answer or PredictionResult for each row. The model is a function of a tensor, a
+            list or a dict of them; several outputs are a dict, or a tuple.
         signature: of a SavedModel, what is called.
         trusted: you trust the file to run code: a SavedModel needs it, an .h5 file, and a .keras file with Lambda layers.
         inference_args of RunInference are more arguments of the call, which all rows share.
@@ -75,7 +77,8 @@ class TFModelHandlerNumpy(ArrayModelHandler):
 
     def run_inference(self, batch: Sequence[Any], model: TFModel, inference_args: InferenceArgs = None) -> Any:
         if self._own_fn is not None:
-            return self._own_fn(model.call, batch, inference_args or {}, self.model_id())
+            made = self._own_fn(model.call, batch, inference_args or {}, self.model_id())
+            return answers_of(fetched(made), len(batch)) if is_several(made) or isinstance(made, Mapping) else made
         return super().run_inference(batch, model, inference_args)
 
     def _specs(self, model: TFModel, inference_args: InferenceArgs) -> Sequence[InputSpec]:

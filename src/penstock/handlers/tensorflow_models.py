@@ -5,17 +5,22 @@ tensorflow is imported where a model is loaded, not where it is only described.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import InputError, PenstockError, UsageError
-from penstock.handlers.array_answers import by_name
+from penstock.handlers.array_answers import Outputs, by_name
 from penstock.handlers.array_inputs import InputSpec
+from penstock.handlers.keras_files import check_keras_file, untrusted
+from penstock.handlers.model_files import open_model_file
 
 SIGNATURE = "serving_default"  # what Keras and TensorFlow call the one that they write
 
@@ -58,9 +63,13 @@ class TFSource:
             self._refuse_of_models()
         elif self.path.endswith(".keras"):
             self._check_signature()
-        if not self.trusted and self.load_model_args.get("safe_mode") is False:
+        if not self.trusted and self.load_model_args.get("safe_mode", True) is not True:
             raise UsageError("load_model_args: safe_mode=False runs code from the file; pass trusted=True if you trust it")
-        if self.model_type is ModelType.SAVED_MODEL and not self.trusted and not self.path.endswith(".keras"):
+        if self.model_type is ModelType.SAVED_MODEL and not self.path.endswith(".keras"):
+            self._check_trusted()
+
+    def _check_trusted(self) -> None:
+        if not self.trusted:
             raise UsageError(
                 f"{self.path!r}: to load a SavedModel, or an .h5 file of a whole model, can run code that is in it; pass "
                 "trusted=True if you made it or trust who did, or save the model as a .keras file, or its weights alone"
@@ -95,10 +104,12 @@ class TFSource:
         try:
             if self.model_type is ModelType.SAVED_WEIGHTS:
                 return self._with_weights()
-            return self._saved_model() if os.path.isdir(self.path) or "://" in self.path else self._keras_model()
+            return self._keras_model() if self._is_keras_file() else self._saved_model()
         except PenstockError:
             raise
         except Exception as exc:
+            if not self.trusted and "safe_mode" in str(exc):
+                raise untrusted(self.path, exc) from exc
             what = "weights" if self.model_type is ModelType.SAVED_WEIGHTS else "a model"
             raise InputError(
                 f"{self.path!r} could not be loaded as {what}: {type(exc).__name__}: {exc}; check the path and model_type, "
@@ -111,19 +122,46 @@ class TFSource:
         model.load_weights(self.path)
         return _of_keras(model)
 
-    def _keras_model(self) -> TFModel:
-        import tensorflow as tf
+    def _is_keras_file(self) -> bool:
+        """Not a folder of that name, which is a SavedModel or a checkpoint."""
+        if "://" in self.path:
+            return self.path.endswith((".keras", ".h5", ".hdf5"))
+        return not os.path.isdir(self.path)
 
+    def _keras_model(self) -> TFModel:
         self._check_signature()
         options = {"compile": False, "safe_mode": not self.trusted, **self.load_model_args}
-        model = tf.keras.models.load_model(self.path, **options)
+        with self._local_file() as path:
+            if self.trusted:
+                import tensorflow as tf
+
+                model = tf.keras.models.load_model(path, **options)
+            else:
+                import keras  # not tf.keras, which may be set to be Keras 2: its safe mode stops little
+
+                with open(path, "rb") as file:
+                    check_keras_file(self.path, file)
+                model = keras.models.load_model(path, **options)
         if self.custom_weights:
             model.load_weights(self.custom_weights)
         return _of_keras(model)
 
+    @contextlib.contextmanager
+    def _local_file(self) -> Iterator[str]:
+        """The path of the file, or of a copy of what is at a URL."""
+        if "://" not in self.path:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory() as folder, open_model_file(self.path) as file:
+            copy = os.path.join(folder, self.path.rpartition("/")[2])
+            with open(copy, "wb") as into:
+                shutil.copyfileobj(file, into)
+            yield copy
+
     def _saved_model(self) -> TFModel:
         import tensorflow as tf
 
+        self._check_trusted()
         if self.custom_weights:
             raise UsageError("custom_weights= are for Keras files; a SavedModel has its own")
         loaded = tf.saved_model.load(self.path, **self.load_model_args)
@@ -139,7 +177,8 @@ def _of_keras(model: Any) -> TFModel:
     import tensorflow as tf
 
     def run(inputs: Any, **arguments: Any) -> Any:
-        return model(inputs, **{"training": False, **arguments})
+        output = model(inputs, **{"training": False, **arguments})
+        return tuple(output) if isinstance(output, list) else output  # an inference_fn's list has an answer for each row
 
     known = getattr(model, "inputs", None) or []  # none of models that are classes of their own
     struct = getattr(model, "input", known) if known else known
@@ -177,6 +216,6 @@ def fetched(output: Any) -> Any:
         parts = {str(name): fetched(part) for name, part in output.items()}
         return next(iter(parts.values())) if len(parts) == 1 else parts
     if isinstance(output, (tuple, list)):
-        parts_of = tuple(fetched(part) for part in output)
+        parts_of = Outputs(fetched(part) for part in output)
         return parts_of[0] if len(parts_of) == 1 else parts_of
-    return output.numpy()
+    return output.numpy() if hasattr(output, "numpy") else output
