@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.answers import as_rows
+from penstock.answers import as_rows, own_answers
 from penstock.blocks import Block, row_count, slice_rows
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.calls import checked_answers, own_unless_native
+from penstock.inference.calls import checked_answers
 from penstock.inference.model import ModelCopy
 from penstock.models.outcome import Outcome
-from penstock.row_copies import are_constant
+from penstock.row_copies import CONSTANT, are_constant
 
 if TYPE_CHECKING:
     from penstock.inference.residents import Resident
@@ -47,7 +47,7 @@ def _plain_answers(
     batch, which has run."""
     assert copy.loaded is not None
     run, model, began = copy.handler.run_inference, copy.loaded.model, this_process()
-    answers = list(first)
+    answers, is_native = list(first), copy.handler.is_native()
     try:
         for at in range(size, len(rows), size):
             batch = rows[at : at + size]
@@ -56,7 +56,9 @@ def _plain_answers(
             end_if_forked(began, copy.step)
             if type(made) is not list or len(made) != count:
                 made = as_rows(checked_answers(made, count, copy.step))
-            answers += own_unless_native(copy.handler, made)
+            if not (is_native or set(map(type, made)) <= CONSTANT):  # it may be filled anew by the next call
+                made = own_answers(made)
+            answers += made
     except BaseException as exc:
         end_if_forked(began, copy.step)
         return answers, exc
