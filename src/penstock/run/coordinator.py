@@ -213,10 +213,8 @@ class Coordinator:
                 where = {"origin": task.origin, "maker": task, "locality": payload.locality}
                 self._scheduler.add(outlet.target, 0, key, payload, payload.size, **where)
             else:
-                rows: list[Any] = []
-                for block in payload.read():
-                    rows.extend(rows_of(block))
-                self.tally.collected.setdefault(outlet.target, []).append((key, rows))
+                blocks = [rows_of(block) for block in payload.read()]
+                self.tally.collected.setdefault(outlet.target, []).append((key, blocks))
                 payload.release()
 
     def _failed(self, worker: int, failed: Failed) -> None:

@@ -70,7 +70,9 @@ class PreparedPart(NamedTuple):
 class Tally(SplitResult):
     """What a run has done so far: what came of all its splits, and what is under way."""
 
-    collected: dict[int, list[tuple[Key, list[Any]]]] = field(default_factory=dict)  # by position in graph.collect
+    collected: dict[int, list[tuple[Key, list[list[Any]]]]] = field(
+        default_factory=dict
+    )  # blocks, by position in graph.collect
     stage_splits: dict[int, int] = field(default_factory=dict)  # that are done, by this process
     running_rows: dict[int, int] = field(default_factory=dict)  # by task
     running_metrics: dict[int, Metrics] = field(default_factory=dict)  # by worker: of splits that are not done

@@ -240,6 +240,7 @@ def _result(
 
 def _collected(tally: Tally, position: int) -> list[Any]:
     rows: list[Any] = []
-    for _, some in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
-        rows.extend(some)
+    for _, blocks in sorted(tally.collected.get(position, []), key=lambda item: item[0]):
+        for block in blocks:
+            rows.extend(block)
     return rows
