@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -125,6 +128,51 @@ def test_a_model_in_a_process_of_its_own_is_called_again_there(pipeline, tmp_pat
     good, failures = pipeline() | ps.Create(range(12)) | step
     both = (good, failures.failed_inferences | ps.Map(lambda pair: (pair[0], pair[1].attempts))) | ps.Flatten()
     assert both.collect() == [*(row for row in range(12) if row != 7), (7, 3)]
+
+
+class OfColumns(Model):
+    """Gets a column of numbers, which it changes before it asks."""
+
+    def takes_columns(self):
+        return "numpy"
+
+    def run_inference_columns(self, columns, model, inference_args=None):
+        numbers = columns["n"]
+        numbers += 100
+        return np.float32([[model(int(number) - 100), number] for number in numbers])
+
+
+@pytest.mark.parametrize(("workers", "settings"), [(0, {}), (2, {}), (0, {"large_model": True})])
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_model_of_columns_is_tried_again_and_writes_the_same_bytes(tmp_path, workers, settings, handled):
+    table = pa.table({"id": [f"row {at}" for at in range(40)], "n": range(40), "label": pa.array(["a", None] * 20)})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=10)
+
+    def run(name, times):
+        (tmp_path / f"{name} tries").mkdir()
+        shaky = Shaky(tmp_path / f"{name} tries", times)
+        handler = OfColumns(shaky, columns="n", output_column="vector", max_batch_size=8, **settings)
+        step = ps.RunInference(handler).with_retry(AT_ONCE)
+        p = ps.Pipeline(workers=workers)
+        rows = p | ps.ReadFromParquet(tmp_path / "in.parquet")
+        good, *_ = rows | step.with_exception_handling() if handled else (rows | step,)
+        good | ps.WriteToParquet(tmp_path / name)
+        p.run()
+        return [part.read_bytes() for part in sorted((tmp_path / name).iterdir())], shaky.tries()
+
+    clean, _ = run("clean", {})
+    again, tries = run("again", {3: 2, 17: 1})
+    assert again == clean
+    assert (tries[3], tries[17]) == (3, 2)
+    made = pq.read_table(tmp_path / "again")
+    assert made.select(["id", "n", "label"]).equals(table)
+    assert made["vector"].to_pylist() == [[at, at + 100] for at in range(40)]
+    if handled:
+        _, tries = run("lost", {3: 9, 17: 1})
+        lost = pq.read_table(tmp_path / "lost")
+        assert lost.schema == made.schema
+        assert lost.to_pylist() == [row for row in made.to_pylist() if row["n"] != 3]
+        assert tries[17] == 2
 
 
 # One model copy: the batch is tried again before its rows are told apart.

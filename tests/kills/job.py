@@ -1,4 +1,5 @@
-"""A run with everything that a kill can hit: two sources, branches, stages, a model in a host, failures, three outputs.
+"""A run with everything that a kill can hit: two sources, branches, stages, a model in a host, one of columns, failures,
+four outputs.
 
 python job.py <folder>: reads <folder>/in, writes <folder>/out, keeps its journal in <folder>/run.
 """
@@ -6,6 +7,8 @@ python job.py <folder>: reads <folder>/in, writes <folder>/out, keeps its journa
 import os
 import sys
 import time
+
+import numpy as np
 
 import penstock as ps
 
@@ -22,6 +25,23 @@ class Slow(ps.ModelHandler):
             if row["n"] % 97 == 0:
                 raise ValueError(f"poison {row['n'] % 2}")
         return [ps.PredictionResult(row, row["n"] * model) for row in batch]
+
+
+class Vectors(ps.ModelHandler):
+    """Answers a column of numbers with vectors, and says which rows are poison."""
+
+    def load_model(self):
+        return np.arange(4, dtype=np.float32)
+
+    def takes_columns(self):
+        return "numpy"
+
+    def run_inference_columns(self, columns, model, inference_args=None):
+        bad = {int(at): ValueError("poison") for at in np.flatnonzero(columns["n"] % 89 == 0)}
+        vectors = np.outer(columns["n"], model)
+        if bad:
+            raise ps.BadRowsError(bad, vectors)
+        return vectors
 
 
 def answer(result):
@@ -43,6 +63,12 @@ def build(folder, **options):
     answers | "all" >> ps.WriteToParquet(os.path.join(folder, "out", "all"))
     odd = answers | "odd" >> ps.Filter(lambda row: row["odd"]) | ps.Reshuffle() | "name" >> ps.Map(lambda row: row["id"])
     odd | "names" >> ps.WriteToText(os.path.join(folder, "out", "names"))
+    columns, _ = (
+        second
+        | "Vectors"
+        >> ps.RunInference(Vectors(columns="n", output_column="vector", max_batch_size=64)).with_exception_handling()
+    )
+    columns | "columns" >> ps.WriteToParquet(os.path.join(folder, "out", "columns"))
     bad.failed_inferences | "letter" >> ps.Map(dead_letter) | "dead" >> ps.WriteToJsonl(os.path.join(folder, "out", "dead"))
     return p
 

@@ -217,7 +217,8 @@ def make_inputs(job: str, folder: Path) -> None:
         for part in range(4):
             rows = [{"id": f"a{part}-{n}", "n": n} for n in range(300)]
             (folder / "in" / f"a-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        pq.write_table(pa.table({"id": [f"b{n}" for n in range(900)], "n": list(range(900))}), folder / "in" / "b.parquet")
+        table = pa.table({"id": [f"b{n}" for n in range(900)], "n": list(range(900))})
+        pq.write_table(table, folder / "in" / "b.parquet", row_group_size=300)
     else:
         words = ["a", "film", "that", "one", "would", "like", "to", "see", "again", "for", "its", "music", "and", "light"]
         texts = [" ".join(words[n % 7 : n % 7 + 2 + n % 11] * (1 + n % 3)) for n in range(1300)]  # 256 in a split
