@@ -157,6 +157,18 @@ def test_a_model_that_finds_no_memory_waits_until_the_others_can_go(tmp_path, ca
     assert max(there for made in branches for _, _, (_, _, there) in made) <= 1000
 
 
+@pytest.mark.parametrize("batches", [{}, {"max_batch_duration_secs": 0.001}], ids=["", "in threads"])
+def test_in_the_users_process_models_that_find_no_memory_take_turns(tmp_path, caplog, batches):
+    first, second, third = (Full(tmp_path, n, size=size, **batches) for n, size in [(1, 400), (2, 900), (3, 300)])
+    branches, _ = run(first, second, third, workers=0)
+    check(branches, 1, 2, 3)
+    assert {process for made in branches for _, _, (_, process, _) in made} == {os.getpid()}
+    assert max(there for made in branches for _, _, (_, _, there) in made) <= 1000
+    assert "its model takes turns with those of other steps: no memory was left for it" in caplog.text
+    with pytest.raises(ModelLoadError, match="the device is full"):
+        run(first, Full(tmp_path, 4, size=1100), workers=0)
+
+
 def test_a_model_that_is_larger_than_its_share_of_the_device_is_loaded_all_the_same(sized, tmp_path):
     branches, _ = run(OnDevice(tmp_path, 1, size=100), OnDevice(tmp_path, 2, size=1200))
     check(branches, 1, 2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.answers import as_rows, own_answers
-from penstock.blocks import Block, row_count, slice_rows
+from penstock.batching.entry import Span
+from penstock.blocks import Block, gather, row_count, slice_rows
 from penstock.forks import end_if_forked, this_process
 from penstock.inference.calls import checked_answers
 from penstock.inference.model import ModelCopy
@@ -13,6 +14,7 @@ from penstock.models.outcome import Outcome
 from penstock.row_copies import CONSTANT, are_constant
 
 if TYPE_CHECKING:
+    from penstock.inference.lane import Request
     from penstock.inference.residents import Resident
 
 
@@ -67,3 +69,21 @@ def _plain_answers(
 
 def _batches(rows: Block, first: int, size: int) -> list[Block]:
     return [slice_rows(rows, at, min(at + size, row_count(rows))) for at in range(first, row_count(rows), size)]
+
+
+def rows_in_spans(batch: list[Span[Request]]) -> Block:
+    return gather([(entry.item.ticket.block, start, stop) for entry, start, stop in batch])
+
+
+def batch_rows(spans: list[Span[Request]], rows: int) -> int:
+    """How many rows each batch has, of those that left in a row: several are in one entry."""
+    whole = sum(stop - start for _, start, stop in spans)
+    return whole if len(spans) > 1 or spans[0].entry.alone else min(whole, rows)
+
+
+def one_by_one(spans: list[Span[Request]], rows: int, first: int | None = None) -> list[list[Span[Request]]]:
+    """Batches that left in a row; the first ones of them."""
+    (entry, start, stop), *others = spans
+    if others or stop - start <= rows:
+        return [spans]
+    return [[Span(entry, at, min(at + rows, stop))] for at in range(start, stop, rows)[:first]]

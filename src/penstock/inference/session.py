@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.batching.entry import Aim, Entry, Span
-from penstock.blocks import Block, gather
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
 from penstock.inference.handler import concurrent_batches
-from penstock.inference.in_a_row import outcomes_in_a_row
+from penstock.inference.in_a_row import batch_rows, one_by_one, outcomes_in_a_row, rows_in_spans
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
 from penstock.inference.preparing import Tools
@@ -124,7 +123,8 @@ class InferenceSession:
         self._at_once = 1 if self._in_turn else self._limit  # that run; others are made ready behind them
         self._namespace = spec.metrics_namespace
         self._measures = Measures(spec.limits)
-        self._models: OneModel | ManyModels = OneModel(self._residents, self.front)
+        self._one = OneModel(self._residents, self.front)
+        self._models: OneModel | ManyModels = self._one
         if spec.by_key is not None:
             self._models = ManyModels(owner, self._residents, self.front, self._measures, spec.by_key)
         self._kept = KeptSize(owner.around.run_dir)
@@ -140,6 +140,8 @@ class InferenceSession:
             self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(self._limit)]
             for thread in self.threads:
                 thread.start()
+        if self.handler.accelerator() is not None and spec.by_key is None and spec.refresh is None and self._flow is None:
+            owner.device_turns.join(self._one)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -222,7 +224,7 @@ class InferenceSession:
         if self._model.is_loaded:
             return
         with seeded(self._owner.around.seed, self._key):
-            loaded = self._model.load()
+            loaded = self._owner.device_turns.load(self._one, self.step)
         if loaded is not None:
             with self._changed:
                 self._measures.loaded(loaded.seconds, loaded.bytes)
@@ -309,17 +311,19 @@ class InferenceSession:
     def _run(self, spans: list[Span[Request]], aim: Aim) -> None:
         """A batch, or several in a row. The lease keeps the model here while the lock is released."""
         outcomes: list[Outcome] | PenstockError
-        model, rows = spans[0].entry.model, _batch_rows(spans, aim.rows)
+        model, rows = spans[0].entry.model, batch_rows(spans, aim.rows)
         copy = self._models.lease(model)
         self._running += 1
         self._changed.release()
         try:
+            if not copy.is_loaded:  # it has made room for another
+                self._load_here()
             started = time.perf_counter()
             request = spans[0].entry.item
             self._owner.native_threads.limit_this_thread()
             how = request.args, request.lane.step, request.lane.handling, request.lane.retry
             prepared = request.ticket.prepared
-            outcomes = outcomes_in_a_row(copy, _rows_of(spans), rows, how, prepared)
+            outcomes = outcomes_in_a_row(copy, rows_in_spans(spans), rows, how, prepared)
             ended = time.perf_counter()
             batches = -(-sum(stop - start for _, start, stop in spans) // rows)
             size = self._sampled_size(copy, spans, rows, batches)
@@ -337,7 +341,7 @@ class InferenceSession:
             if whole is not None:
                 settle(spans, whole)
             elif isinstance(outcomes, list):
-                for batch, outcome in zip(_one_by_one(spans, rows), outcomes, strict=True):
+                for batch, outcome in zip(one_by_one(spans, rows), outcomes, strict=True):
                     settle(batch, outcome)
             self._owner.settled()
         if not isinstance(outcomes, list):
@@ -346,7 +350,7 @@ class InferenceSession:
         seconds, times = (ended - started) / batches, 1
         if whole is not None:  # they are alike
             outcomes, times = outcomes[:1], batches
-        for batch, outcome in zip(_one_by_one(spans, rows, len(outcomes)), outcomes, strict=True):
+        for batch, outcome in zip(one_by_one(spans, rows, len(outcomes)), outcomes, strict=True):
             too_large, failed = outcome.out_of_memory, bool(outcome.failures)
             calls, on_device = outcome.calls, outcome.device_seconds
             self.front.ran(batch, aim, seconds, ended, calls=calls, too_large=too_large, device_seconds=on_device)
@@ -357,7 +361,7 @@ class InferenceSession:
         """The bytes of the first of these batches, if it is time for that."""
         before, self._batches = self._batches, self._batches + batches
         is_due = -(-before // BYTES_SAMPLED_EVERY) < -(-self._batches // BYTES_SAMPLED_EVERY)
-        return copy.byte_size(_rows_of(_one_by_one(spans, rows, 1)[0])) if is_due else None
+        return copy.byte_size(rows_in_spans(one_by_one(spans, rows, 1)[0])) if is_due else None
 
     def hand_in_metrics(self) -> None:
         """What was measured goes to the metrics now and then."""
@@ -366,24 +370,6 @@ class InferenceSession:
         self._measures.used(self._models.used())
         self._kept.keep(self.front.search())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
-
-
-def _rows_of(batch: list[Span[Request]]) -> Block:
-    return gather([(entry.item.ticket.block, start, stop) for entry, start, stop in batch])
-
-
-def _batch_rows(spans: list[Span[Request]], rows: int) -> int:
-    """How many rows each batch has, of those that left in a row: several are in one entry."""
-    whole = sum(stop - start for _, start, stop in spans)
-    return whole if len(spans) > 1 or spans[0].entry.alone else min(whole, rows)
-
-
-def _one_by_one(spans: list[Span[Request]], rows: int, first: int | None = None) -> list[list[Span[Request]]]:
-    """Batches that left in a row; the first ones of them."""
-    (entry, start, stop), *others = spans
-    if others or stop - start <= rows:
-        return [spans]
-    return [[Span(entry, at, min(at + rows, stop))] for at in range(start, stop, rows)[:first]]
 
 
 def hosted_session(owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:

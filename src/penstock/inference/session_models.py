@@ -38,6 +38,20 @@ class OneModel:
     def __init__(self, residents: Residents, front: Front[Request]) -> None:
         self._residents = residents
         self._front = front
+        self._leases = 0
+
+    @property
+    def copy(self) -> Resident:
+        return self._residents.copy(None)
+
+    @property
+    def is_called(self) -> bool:
+        """Whether batches run, or are about to."""
+        return self._leases > 0
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether its load has raised this for lack of memory."""
+        return self._residents.is_out_of_memory(None, error)
 
     def add(self, entry: Entry[Request], now: float) -> None:
         self._front.add(entry, entry.item.lane, now)
@@ -47,9 +61,11 @@ class OneModel:
     def resized(self, model: str, size: int) -> None: ...
 
     def lease(self, model: Hashable) -> Resident:
-        return self._residents.copy(model)
+        self._leases += 1
+        return self.copy
 
-    def release(self, model: Hashable) -> None: ...
+    def release(self, model: Hashable) -> None:
+        self._leases -= 1
 
     def go_on(self) -> bool:
         return False

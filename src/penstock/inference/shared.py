@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from penstock.inference.device_turns import DeviceTurns
 from penstock.inference.lane import Caller
 from penstock.inference.thread_turns import Turn
 from penstock.inference.ticket import Ticket
@@ -24,6 +25,7 @@ class SessionState:
         self.around = around or Surroundings()
         self.turn = Turn(self.around.in_turn)
         self.native_threads = NativeThreads(max(1, self.around.cores // self.around.threads))
+        self.device_turns = DeviceTurns(self.changed)
         self.leaks = False  # whether the memory of models that were unloaded is not free; only ever set: no lock to read it
         self._waiting: set[Caller] = set()  # whose answers are not all there; guarded by `changed`
 
