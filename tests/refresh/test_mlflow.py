@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -18,6 +19,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 import penstock as ps
+from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.io.mlflow import MlflowModel
 from penstock.io.model_versions import ModelMetadata, ModelSource
 
@@ -77,6 +79,67 @@ def test_the_version_that_an_alias_points_to(registry):
         assert answer(new.model_id) == version
         assert new.model_id.startswith(str(registry.folder / "artifacts"))  # a local store needs no copy
         assert source.look() == []
+
+
+class Rows(ps.Source):
+    """Numbers, until a file says that it is enough: not so many that nothing else gets a turn."""
+
+    def __init__(self, folder):
+        self.enough = str(folder / "enough")
+
+    def splits(self, goal):
+        return [0, 1]
+
+    def read(self, split):
+        for at in range(0, 160_000, 8):
+            if os.path.exists(self.enough):
+                return
+            yield [[float(row)] for row in range(at, at + 8)]
+            time.sleep(0.002)
+
+
+class Moves:
+    """When the model of one version has answered, the alias is moved to the next; after the last, it is enough."""
+
+    def __init__(self, folder, registry, name, factors):
+        self.folder, self.uri, self.name, self.factors = folder, registry.uri, name, factors
+
+    def __call__(self, answer):
+        done = self.__dict__.setdefault("done", 0)
+        row, given = answer.example[0], answer.inference
+        if done < len(self.factors) and row and round(float(given) / row) == self.factors[done]:
+            self.done += 1
+            mark = self.folder / f"done-{done}"
+            if self.done == len(self.factors):
+                (self.folder / "enough").touch()
+            elif not mark.exists():
+                mark.touch()
+                from mlflow import MlflowClient
+
+                MlflowClient(tracking_uri=self.uri).set_registered_model_alias(
+                    self.name, "champion", str(self.factors[self.done])
+                )
+        return answer
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2}], ids=["here", "workers"])
+def test_an_alias_that_is_moved_while_a_pipeline_runs_changes_its_model_and_changes_it_back(
+    registry, remote, tmp_path, settings
+):
+    registry.point(remote, 1)
+    source = MlflowModel(remote, tracking_uri=registry.uri, artifact_path="model.pkl")
+    handler = SklearnModelHandlerNumpy("none.pkl", ModelFileType.PICKLE, trusted=True, max_batch_size=8)
+    with ps.Pipeline(**settings) as p:
+        new = p | ps.WatchModels(source, interval=0.2)
+        answers = p | ps.Read(Rows(tmp_path)) | ps.RunInference(handler, model_metadata_pcoll=new)
+        made = (answers | ps.Map(Moves(tmp_path, registry, remote, [1, 2, 4, 1]))).collect()
+    given: dict[str, set[int]] = {}
+    for each in made:
+        if each.example[0]:
+            given.setdefault(each.model_id, set()).add(round(float(each.inference) / each.example[0]))
+    assert all(len(factors) == 1 for factors in given.values()), "each model_id is one version"
+    assert sorted(factor for factors in given.values() for factor in factors) == [1, 1, 2, 4]
+    assert p.result.metrics.counter("model_refreshes") == 4
 
 
 def test_an_alias_that_is_deleted_and_set_again(registry, caplog):

@@ -18,6 +18,7 @@ import weakref
 from collections import Counter
 from itertools import pairwise
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -181,7 +182,7 @@ class Then:
         done = self.__dict__.setdefault("_done", 0)
         if done < len(self.script):
             event, model = self.script[done]
-            is_here = os.path.basename(answer.model_id) == event if event.endswith(".json") else self._is_marked(event)
+            is_here = os.path.basename(answer.model_id) == event if ".json" in event[-7:] else self._is_marked(event)
             if is_here or self._is_marked(f"done-{done}"):
                 self._done += 1
                 if touch(self.folder, f"done-{done}") and model is not None:
@@ -313,6 +314,120 @@ def test_a_watched_folder_that_vanishes_and_comes_back(tmp_path, each_kind, mark
         answers = (p | ps.Read(Rows(str(tmp_path))) | inference | ps.Map(Then(tmp_path, *script))).collect()
     assert set(check(tmp_path, answers)) == {"m1.json", "m2.json", "m3.json"}
     assert p.result.metrics.counter("model_refreshes") == 2
+
+
+def write_slowly(path):
+    """For several looks, there is a part of a model."""
+
+    def write():
+        with open(path, "w") as file:
+            for part in ["{", *[" "] * 30, '"add": 2000', "}"]:
+                file.write(part)
+                file.flush()
+                threading.Event().wait(0.02)
+
+    threading.Thread(target=write).start()
+
+
+def test_a_file_that_is_written_while_it_is_looked_at_is_taken_when_it_is_whole(tmp_path):
+    def write():
+        write_slowly(str(tmp_path / "m2.json"))
+
+    answers, result = run(tmp_path, PLACES["workers"], ("m1.json", write), ("m2.json", None))
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json"}
+    assert result.metrics.counter("model_refreshes_refused") == 0  # nobody has tried a part of it
+
+
+def test_files_whose_times_go_backwards_are_new_all_the_same(tmp_path):
+    def older(number):
+        def put_older():
+            path = tmp_path / f"m{number}.json"
+            put(str(tmp_path), path.name, add=1000 * number)
+            os.utime(path, (1_000_000 - number, 1_000_000 - number))
+
+        return put_older
+
+    script = [("m1.json", older(2)), ("m2.json", older(3)), ("m3.json", None)]
+    answers, _ = run(tmp_path, PLACES["workers"], *script)
+    assert set(check(tmp_path, answers)) == {"m1.json", "m2.json", "m3.json"}
+
+
+def test_a_link_that_is_moved_while_the_pipeline_runs_changes_the_model_and_changes_it_back(tmp_path):
+    current = str(tmp_path / "current.json")
+
+    def to(number):
+        def move():
+            put(str(tmp_path), f"v{number}.json", add=1000 * number)
+            os.symlink(f"v{number}.json", f"{current}.new")
+            os.replace(f"{current}.new", current)
+
+        return move
+
+    to(1)()
+    script = [("current.json", to(2)), ("current.json#2", to(1)), ("current.json#3", None)]
+    with ps.Pipeline(workers=2) as p:
+        new = watch(p, tmp_path, "current.json")
+        rows = p | ps.Read(Rows(str(tmp_path))) | ps.RunInference(Add(current), model_metadata_pcoll=new)
+        answers = (rows | ps.Map(Then(tmp_path, *script))).collect()
+    given = {(os.path.basename(answer.model_id), answer.inference - answer.example) for answer in answers}
+    assert {("current.json", 1000), ("current.json#2", 2000), ("current.json#3", 1000)} <= given
+    assert len(dict(given)) == len(given), "of one name, all answers are those of one model"
+
+
+class LoadsLate(Add):
+    """The second process to load the first model does that when another has its place."""
+
+    def load_model(self):
+        folder = os.path.dirname(self.path)
+        began = time.monotonic()
+        if not touch(folder, "is loaded", once=True) and touch(folder, "is second", once=True):
+            while not os.path.exists(os.path.join(folder, "done-0")):
+                assert time.monotonic() - began < 20
+                threading.Event().wait(0.02)
+        return super().load_model()
+
+
+def test_a_worker_that_loads_late_what_was_replaced_does_not_call_it_by_the_name_of_what_was_there(tmp_path):
+    def put_another():
+        put(str(tmp_path), "m1.json", add=2000)
+
+    script = [("m1.json", put_another), ("m1.json#2", None)]
+    answers, _ = run(tmp_path, PLACES["workers"], *script, kind=LoadsLate)
+    given = {(os.path.basename(answer.model_id), answer.inference - answer.example) for answer in answers}
+    assert {("m1.json", 1000), ("m1.json#2", 2000)} <= given
+    assert len(dict(given)) == len(given), "of one name, all answers are those of one model"
+
+
+class Stored(Add):
+    """A model in a store of fsspec's."""
+
+    def load_model(self):
+        return json.loads(fsspec.open(self.path).open().read())
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [row + model["add"] for row in batch]
+
+
+def test_models_in_a_store_change_while_the_pipeline_runs(tmp_path):
+    store = fsspec.filesystem("memory")
+    folder = f"/{tmp_path.name}"
+
+    def upload(name, add):
+        return lambda: fsspec.filesystem("memory").pipe(f"{folder}/{name}", json.dumps({"add": add}).encode())
+
+    upload("m1.json", 1000)()
+    script = [("m1.json", upload("m2.json", 2000)), ("m2.json", upload("m2.json", 3000)), ("m2.json#2", None)]
+    try:
+        with ps.Pipeline(workers=0) as p:
+            new = p | ps.WatchFilePattern(f"memory:/{folder}/m*.json", interval=INTERVAL)
+            rows = p | ps.Read(Rows(str(tmp_path)))
+            inference = ps.RunInference(Stored(f"memory:/{folder}/m1.json"), model_metadata_pcoll=new)
+            answers = (rows | inference | ps.Map(Then(tmp_path, *script))).collect()
+    finally:
+        store.rm(folder, recursive=True)
+    url = f"memory:/{folder}"
+    given = {(answer.model_id, answer.inference - answer.example) for answer in answers}
+    assert given == {(f"{url}/m1.json", 1000), (f"{url}/m2.json", 2000), (f"{url}/m2.json#2", 3000)}
 
 
 def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):

@@ -87,6 +87,9 @@ class Reports(Protocol):
     def is_as_announced(self, version: Version) -> bool:
         """Whether its files are still what they were when it was announced."""
 
+    def replaced_by(self, handler: ModelHandler[Any, Any, Any]) -> str:
+        """The stamp of what is in the place of the handler's own model; empty: it is what it was when the run began."""
+
 
 class VersionCall(NamedTuple):
     """A batch, and how it is called."""

@@ -6,7 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
+from penstock.inference.handler import ModelHandler
 from penstock.inference.live_versions import Followed, Live
 from penstock.inference.refresh import Refreshing
 from penstock.io.file_pattern import stamp_of
@@ -37,6 +39,7 @@ class Refresher:
         self._is_news = False  # of the status: it is not written yet
         self._mark: tuple[int, int] | None = None  # of the file that _wanted was read from
         self._wanted: dict[str, Wanted] = {}
+        self._own: dict[str, str] = {}  # stamps of the handler's own files when the run began, once they are known
         self._told: dict[str, tuple[int, int] | None] = {}  # the mark of what a model was told last
         self._over = threading.Event()
         self._thread: threading.Thread | None = None  # started with the first model; close() ends it
@@ -154,6 +157,12 @@ class Refresher:
 
     def is_as_announced(self, version: Version) -> bool:
         return not version.stamp or stamp_of(version.path) == version.stamp
+
+    def replaced_by(self, handler: ModelHandler[Any, Any, Any]) -> str:
+        with self._lock:
+            own = self._own = self._own or self._files.own()
+        pairs = ((own.get(path), stamp_of(path)) for path in map(str, handler.model_files()))
+        return next((now for began, now in pairs if began and now and now != began), "")
 
 
 def _lacking(expected: int, holders: int, free: str) -> str:

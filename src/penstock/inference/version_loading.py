@@ -91,19 +91,27 @@ class VersionLoader:
                 done = "loaded it" if what == "load" else "answered its first rows"
                 raise ModelLoadError(f"processes that {done} have died")
         with self._reports.at_work(version, "load"):
-            copy = self._make(version)
+            replaced = "" if version != ORIGINAL else self._reports.replaced_by(self._make(version).handler)
+            copy = self._make(version) if not replaced else self._unannounced(replaced)
             prepared = self._prepared_for(copy, version)
             load = partial(load_beside, copy.load, copy.handler) if beside else copy.load
             load_within(self._load_timeout, load) if limited else load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
                 raise ModelLoadError("its files were changed after it was found")
-            if version != ORIGINAL and self._refresh.validate is not None:
+            if version == ORIGINAL and self._reports.replaced_by(copy.handler) != replaced:
+                return self.load(version, beside=beside, limited=limited)
+            if (version != ORIGINAL or replaced) and self._refresh.validate is not None:
                 good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
                 if good is not None and not good:
                     raise ModelLoadError(f"validate= returned {good!r}")
         names = {version.path, *names_of(copy.handler), *names_of(self._make(ORIGINAL).handler)}
         return Live(version, copy, prepared, names)
+
+    def _unannounced(self, stamp: str) -> ModelCopy:
+        """What is in the place of the handler's own model, before whoever watches has seen it: it has another id."""
+        model_id = self._make(ORIGINAL).model_id()
+        return self._make(ORIGINAL._replace(model_id=None if model_id is None else f"{model_id}#{stamp[:8]}"))
 
     def _prepared_for(self, copy: ModelCopy, version: Version) -> str | None:
         """With what its rows have to be prepared; None: as they come, or as they are in any case."""

@@ -1,6 +1,7 @@
 """How a run tells those who hold its models which versions are wanted, and how they answer: files in the run's own folder.
 
     <model>.versions             what is wanted, written by whoever watches for new versions, taken at the next look
+    <model>.own.versions         stamps of the files of the handler's own models, as they were when the run began
     <model>.<process>.status     what became of it there
     <model>.<n>.<what>           somebody has told of what became of version n
     <model>.<process>.<n>.<what> while version n is loaded there, or on trial: who dies then leaves it behind
@@ -57,6 +58,18 @@ class VersionFiles:
     def publish(self, wanted: Mapping[str, Wanted]) -> None:
         make_private(self.folder)
         _put(f"{self.stem}.versions", {name: each.to_json() for name, each in wanted.items()})
+
+    def publish_own(self, stamps: Mapping[str, str]) -> None:
+        """By the paths of the files."""
+        make_private(self.folder)
+        _put(f"{self.stem}.own.versions", stamps)
+
+    def own(self) -> dict[str, str]:
+        """Empty as long as nobody has said so."""
+        try:
+            return dict(json.loads(Path(f"{self.stem}.own.versions").read_text()))
+        except OSError:
+            return {}
 
     def announce(self, model: str, path: str, model_id: str, stamp: str, name: str = "", since: float = 0.0) -> bool:
         """A version is to be used from now on, says one of several processes that watch. Whether it is news."""

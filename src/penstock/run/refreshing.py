@@ -158,6 +158,7 @@ class _ChangingModel:
 
     def open(self) -> None:
         """Rows come from now on."""
+        self._files.publish_own({path: stamp for path, stamp in self._own.items() if stamp})
         self._is_open = True
         for rollout in self._rollouts.values():
             rollout.is_open = True
