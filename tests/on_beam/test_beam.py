@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apache_beam as beam
@@ -14,8 +16,11 @@ import torch
 from apache_beam.ml.inference import base as of_beam
 from apache_beam.ml.inference import pytorch_inference
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
+from apache_beam.testing import test_stream
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import resources
+from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 import beam_programs
 import penstock as ps
@@ -34,9 +39,11 @@ from beam_programs import (
     written,
 )
 from beam_runs import RUNNERS, counters, distributions, run
+from penstock.beam.inference_dofn import InferenceDoFn
 from penstock.beam.siblings import workers_of
 from penstock.errors import TooManyFailuresError, UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
+from penstock.inference.spec import InferenceSpec
 
 for each in (sys.modules[__name__], beam_programs):
     cloudpickle.register_pickle_by_value(each)  # as from a script: no host imports these files
@@ -133,6 +140,64 @@ def test_many_elements_in_several_windows_go_out_once_each(tmp_path):
     expected = {(each, float(each), (start, start + 200)) for each in range(5000) for start in starts(each)}
     assert len(found["answers"]) == len(expected)
     assert set(found["answers"]) == expected
+
+
+def in_panes(window, values, number):
+    """Elements of one second, which came by the trigger's firing of this number."""
+    pane = PaneInfo(number == 0, False, PaneInfoTiming.EARLY, number, -1)
+    return [WindowedValue(value, value, (window,), pane) for value in values]
+
+
+def test_elements_of_several_bundles_share_batches_and_keep_their_windows_and_panes():
+    """Two threads, each with a bundle of a window and a pane of its own: neither has enough rows for the only batch."""
+    spec = InferenceSpec.of(Sizes(min_batch_size=20, max_batch_size=20))
+    run_id, together = f"test-{os.getpid()}-panes", threading.Barrier(2)
+
+    def bundle(number):
+        step = InferenceDoFn(spec, "step", run_id)
+        step.setup()
+        try:
+            step.start_bundle()
+            here = beam.window.IntervalWindow(number * 10, number * 10 + 10)
+            values = range(number * 10, number * 10 + 10)
+            together.wait(60)
+            made = [each for given in in_panes(here, values, number) for each in step.process(given.value, given)]
+            return [*made, *step.finish_bundle()]
+        finally:
+            step.teardown()
+
+    with ThreadPoolExecutor(2) as threads:
+        bundles = list(threads.map(bundle, range(2)))
+    for number, answers in enumerate(bundles):
+        times = [each.timestamp.micros // 10**6 for each in answers]
+        assert times == list(range(number * 10, number * 10 + 10))
+        assert {each.windows for each in answers} == {(beam.window.IntervalWindow(number * 10, number * 10 + 10),)}
+        assert {each.pane_info.index for each in answers} == {number}
+        assert {each.pane_info.timing for each in answers} == {PaneInfoTiming.EARLY}
+        assert {each.value for each in answers} == {20}, "one batch of both"
+
+
+@pytest.mark.parametrize("way", ["answers", "failures"])
+def test_panes_are_kept(way, tmp_path):
+    """Of a trigger that fires for every three elements of a key."""
+    rows = test_stream.TestStream()
+    for number in range(6):
+        rows = rows.add_elements([("key", number)])
+    often = beam.transforms.trigger.Repeatedly(beam.transforms.trigger.AfterCount(3))
+    discarding = beam.transforms.trigger.AccumulationMode.DISCARDING
+    windows = beam.WindowInto(beam.window.GlobalWindows(), trigger=often, accumulation_mode=discarding)
+
+    def value(key, numbers):
+        return len(list(numbers)) if way == "answers" else "text"
+
+    def note(_, pane=beam.DoFn.PaneInfoParam):
+        (tmp_path / f"{pane.index}").touch()
+
+    with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions(["--streaming"])) as p:
+        grouped = p | rows.advance_watermark_to_infinity() | windows | beam.GroupByKey() | beam.MapTuple(value)
+        answers, other = grouped | of_penstock.RunInference(adding(of_penstock)(1)).with_exception_handling()
+        (answers if way == "answers" else other.failed_inferences) | beam.Map(note)
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def starts(time):
@@ -437,6 +502,24 @@ def test_two_sources_of_versions(tmp_path):
         of_penstock.RunInference(
             from_file(of_penstock)("a"), model_metadata_pcoll=metadata, watch_model_pattern=str(tmp_path / "*")
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"canary": 0.1}, r"RunInference\(canary=...\): on Apache Beam nobody tries a new model on a share of the rows"),
+        ({"canary_rows": 10}, "leave it out, or check new models with validate= and golden_rows="),
+        ({"max_error_rate": 0.1}, "max_error_rate=...*leave it out"),
+        ({"compare": max}, "compare=...*leave it out"),
+        ({"batch_size": 3}, r"RunInference\(batch_size=...\): there is no such argument"),
+        ({"validate": max}, r"RunInference\(validate=...\) is for a model that changes: give watch_model_pattern="),
+        ({"interval": 3}, "interval= is for watch_model_pattern="),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_arguments_that_mean_nothing_here(settings, message):
+    with pytest.raises(UsageError, match=message):
+        of_penstock.RunInference(adding(of_penstock)(1), **settings)
 
 
 def test_a_version_that_is_none_fails_the_pipeline(tmp_path):

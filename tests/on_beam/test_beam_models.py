@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import apache_beam as beam
@@ -161,8 +162,8 @@ def test_a_row_that_crashes_the_model_fails_alone(tmp_path):
 class Notes(of_penstock.ModelHandler):
     """Notes that it was called."""
 
-    def __init__(self, path):
-        super().__init__(large_model=True, max_batch_size=16)
+    def __init__(self, path, **settings):
+        super().__init__(**settings)
         self.path = path
 
     def load_model(self):
@@ -182,9 +183,74 @@ def test_a_model_in_a_host_answers_while_its_bundle_is_read(tmp_path):
         yield 100
 
     def program(base, p, folder):
-        return {"answers": p | beam.Create([0]) | beam.FlatMap(read) | base.RunInference(Notes(str(called)))}
+        return {"answers": p | beam.Create([0]) | beam.FlatMap(read) | base.RunInference(handler)}
 
+    handler = Notes(str(called), large_model=True, max_batch_size=16)
     assert sorted(run(program, of_penstock, str(tmp_path)).values_of()) == [*range(101)]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_a_slow_source_does_not_keep_its_rows_from_the_model(large, tmp_path):
+    """They are too few for a block, and too far apart to wait for more."""
+    called = tmp_path / "called"
+
+    def read(_):
+        yield 0
+        time.sleep(0.05)  # what makes it slow
+        yield 1
+        wait_for(called.exists)
+        yield 2
+
+    def program(base, p, folder):
+        handler = Notes(str(called), large_model=large, max_batch_size=2)
+        return {"answers": p | beam.Create([0]) | beam.FlatMap(read) | base.RunInference(handler)}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == [0, 1, 2]
+
+
+class Weighs(of_penstock.ModelHandler):
+    """Answers with how many of its kind are in memory; model 9 is too large for the budget."""
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    def update_model_path(self, model_path):
+        self.path = model_path
+
+    def load_model(self):
+        number = int(Path(self.path).read_text())
+        here = Path(self.folder, f"here-{number}-{os.getpid()}")
+        here.touch()
+        model = Weights(number)
+        weakref.finalize(model, here.unlink)
+        return model
+
+    def model_bytes(self, model):
+        return (50 if model.much == 9 else 4) << 20
+
+    def run_inference(self, batch, model, inference_args=None):
+        return [len(list(Path(self.folder).glob("here-*"))) for _ in batch]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])
+def test_models_of_keys_are_within_their_budget(large, tmp_path):
+    """Two at a time have room. One that has none costs its own elements, and says so."""
+    for number in (*range(6), 9):
+        written(tmp_path, f"{number}.json", number)
+
+    def program(base, p, folder):
+        handler = Weighs(folder, large_model=large)
+        keyed = base.KeyedModelHandler.from_pattern(f"{folder}/{{key}}.json", handler, memory_budget="10MB")
+        rows = [(str(key), number) for number in range(5) for key in (*range(6), 9)]
+        main, other = p | beam.Create(rows) | base.RunInference(keyed).with_exception_handling()
+        return {"answers": main, "failed": other.failed_inferences | beam.MapTuple(lambda row, error: (row, error[1]))}
+
+    found = run(program, of_penstock, str(tmp_path))
+    assert sorted(key for key, _ in found.values_of()) == sorted([str(key) for key in range(6)] * 5)
+    assert {here for _, here in found.values_of()} <= {1, 2}
+    assert [row for row, _ in found.values_of("failed")] == [("9", number) for number in range(5)]
+    assert all("takes 52.4 MB, and the budget is 10 MB" in why for _, why in found.values_of("failed"))
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["in the process", "in a host"])

@@ -1,7 +1,8 @@
 """The inference stream inside a DoFn.
 
     process()        elements are gathered in blocks, and submitted: batches are made in front of the model, of the rows of
-                     all bundles and threads of this process, or of all processes that share the model
+                     all bundles and threads of this process, or of all processes that share the model. From a slow source
+                     they are submitted as they come
     finish_bundle()  waits for all answers of its bundle
 
 An answer goes out with the windows, the time and the pane of the element that it answers.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, starmap
+from time import monotonic
 from typing import Any
 
 import apache_beam as beam
@@ -30,6 +32,7 @@ from penstock.observe.metrics import Metrics
 
 BLOCK_ROWS = 1024
 BLOCK_BYTES = 1 << 20
+BLOCK_SECONDS = 0.01
 SAMPLED_EVERY = 16  # rows whose bytes are counted
 NOWHERE = WindowedValue(None, 0, ())
 
@@ -77,6 +80,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._elements: list[Any] = []  # that were not submitted yet
         self._bytes = 0  # of them, about, at the last look
         self._looked, self._look_at = 0, 1  # at how many of them
+        self._due = monotonic() + BLOCK_SECONDS  # when to submit them, if somebody comes then
         # Of all elements of the bundle: their windows, times and panes, one object for those that follow each other and are
         # alike. None: it is answered.
         self._origins: list[Any] = []
@@ -94,7 +98,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
             last = self._origin = origin.with_value(None)
         self._origins.append(last)
         self._elements.append(element)
-        if len(self._elements) < self._look_at:
+        if len(self._elements) < self._look_at and monotonic() < self._due:
             return ()  # None would be a mistake to Beam, which reads this method for it
         return self._look(origin)
 
@@ -103,7 +107,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         rows, row_bytes = len(self._elements), size_of(origin.value)
         self._bytes += (rows - self._looked) * row_bytes
         self._looked = rows
-        if rows < self._block_rows and self._bytes < BLOCK_BYTES:
+        if rows < self._block_rows and self._bytes < BLOCK_BYTES and monotonic() < self._due:
             room = 1 + (BLOCK_BYTES - self._bytes) // max(1, row_bytes)
             self._look_at = rows + min(SAMPLED_EVERY, self._block_rows - rows, room)
             return ()
@@ -150,6 +154,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         except Exception:
             self._open().abandon()
             raise
+        self._due = monotonic() + BLOCK_SECONDS  # here: this thread may have run the model
 
     def _out(self, made: Made) -> Iterable[Any]:
         """What goes out, with the windows, the time and the pane of the elements."""

@@ -30,6 +30,7 @@ from penstock.models.folder_use import remove_if_unused
 from penstock.models.host_address import run_folder
 
 MAIN = "main"
+OF_CANARIES = ("canary", "canary_rows", "max_error_rate", "compare")
 ERROR = beam.typehints.Tuple[type, str, beam.typehints.List[str]]  # its class, its repr, its traceback
 KEPT = 1.0  # seconds for which a model waits for the next bundle, on a runner that sets up and tears down for each
 _pipelines: weakref.WeakKeyDictionary[Any, _PipelineSteps] = weakref.WeakKeyDictionary()
@@ -75,11 +76,14 @@ class RunInference(
         golden_rows: Any = None,
         interval: float | None = None,
         stop_timestamp: Any = None,
+        **others: Any,
     ) -> None:
         """As of Beam's RunInference; interval= and stop_timestamp= are for watch_model_pattern=. clock, use_model_manager
         and model_manager_args are accepted and have nothing to do: sizes of batches are found otherwise, and many models
-        always have a budget (KeyedModelHandler). validate(model, golden_rows) checks a new model before it is used."""
+        always have a budget (KeyedModelHandler). validate(model, golden_rows) checks a new model before it is used. Raises
+        UsageError for arguments that mean nothing here."""
         super().__init__()
+        _refuse(others)
         if model_metadata_pcoll is not None and watch_model_pattern is not None:
             raise UsageError("give watch_model_pattern= or model_metadata_pcoll=, not both: each says where new models are")
         if model_metadata_pcoll is not None:
@@ -89,7 +93,13 @@ class RunInference(
         timing = {"interval": interval, "stop_timestamp": stop_timestamp}
         self._timing = {name: value for name, value in timing.items() if value is not None}
         changes = model_metadata_pcoll is not None or watch_model_pattern is not None
-        refresh = Refresh.of(validate=validate, golden_rows=golden_rows) if changes else None
+        if self._timing and watch_model_pattern is None:
+            raise UsageError(f"{next(iter(self._timing))}= is for watch_model_pattern=; WatchFilePattern has one of its own")
+        checks = {"validate": validate, "golden_rows": golden_rows}
+        if not changes and (names := [name for name, value in checks.items() if value is not None]):
+            hint = "give watch_model_pattern= or model_metadata_pcoll="
+            raise UsageError(f"RunInference({names[0]}=...) is for a model that changes: {hint}")
+        refresh = Refresh.of(**checks) if changes else None
         handler = from_beam(model_handler)
         if changes:
             check_can_change(handler)
@@ -209,6 +219,17 @@ class RunInference(
         if metadata is None:
             return None
         return beam.pvalue.AsSingleton(metadata | "BeamML_RunInference_TimedVersions" >> beam.Map(TimedVersions.of))
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    """UsageError for arguments of Penstock's own RunInference that mean nothing on Beam, and for those that nobody knows."""
+    for name in unknown:
+        if name in OF_CANARIES:
+            raise UsageError(
+                f"RunInference({name}=...): on Apache Beam nobody tries a new model on a share of the rows, as there is "
+                "no coordinator to decide; leave it out, or check new models with validate= and golden_rows="
+            )
+        raise UsageError(f"RunInference({name}=...): there is no such argument on Apache Beam; leave it out")
 
 
 def _steps_of(pipeline: Any) -> _PipelineSteps:
