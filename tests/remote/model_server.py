@@ -1,6 +1,6 @@
 """A small OpenAI-style model server for tests, without a model: a completion repeats its prompt, in capitals.
 
-    python model_server.py PORT [--never-ready] [--fail] [--log FILE] [--child FILE]
+    python model_server.py PORT [--never-ready] [--fail] [--log FILE] [--looks FILE] [--child FILE]
 
 Prompts with a meaning of their own: `die ...` ends the process with SIGSEGV, `bad ...` is answered with status 400, `wait
 FILE` is answered when the file is there. The key of requests is in the variable MODEL_SERVER_KEY, if there is one; the
@@ -27,8 +27,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     never_ready = False
     answered: str | None = None
+    looks: str | None = None
 
     def do_GET(self):
+        if self.looks is not None:
+            with open(self.looks, "a") as file:
+                file.write("is it ready?\n")
         self.reply(503 if self.never_ready else 200, {"status": "ok"})
 
     def do_POST(self):
@@ -75,6 +79,7 @@ def main():
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--fail", action="store_true")
     parser.add_argument("--log")
+    parser.add_argument("--looks")
     parser.add_argument("--child")
     options, _ = parser.parse_known_args()
     print("the server starts", flush=True)
@@ -83,7 +88,7 @@ def main():
     if options.child:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         Path(options.child).write_text(str(child.pid))
-    Handler.never_ready, Handler.answered = options.never_ready, options.log
+    Handler.never_ready, Handler.answered, Handler.looks = options.never_ready, options.log, options.looks
     server = Server(("127.0.0.1", options.port), Handler)
     threading.current_thread().name = "serves"
     server.serve_forever()

@@ -24,8 +24,10 @@ from penstock.handlers.remote import (
     kserve_request,
 )
 from penstock.inference.process import process_sessions
+from penstock.inference.remote_handler import RateLimitExceeded
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.remote.gate import LONGEST_TOLD
 from penstock.testing import check_handler
 
 
@@ -187,9 +189,9 @@ def test_arguments_of_a_row_go_before_those_of_the_step():
         handler = OpenAICompatibleModelHandler(
             server.url, "m", columns="text", args_column="own", request_args={"temperature": 0, "seed": 1}, output_column="y"
         )
-        rows = [{"text": "a", "own": {"temperature": 0.7}}, {"text": "b", "own": None}]
+        rows = [{"text": "a", "own": {"temperature": 0.7}}, {"text": "b", "own": None}, {"text": "c", "own": {"seed": None}}]
         made = ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler, inference_args={"seed": 2})
-        assert [row["y"] for row in made.collect()] == ["0.7 2", "0 2"]
+        assert [row["y"] for row in made.collect()] == ["0.7 2", "0 2", "0 2"]
 
 
 @pytest.mark.parametrize(
@@ -341,6 +343,47 @@ def test_bad_answers_of_a_language_model(tmp_path):
     assert "a row of a chat is a text or a list of messages" in failed[6]
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad", "why"),
+    [
+        ({"type": "object", "required": ["a"]}, {"a": 1}, {"b": 1}, "the answer has no 'a', which the schema requires"),
+        ({"properties": {"a": {"type": "integer"}}}, {"a": 2.0}, {"a": 2.5}, "['a'] is of type float; expected integer"),
+        ({"properties": {"a": {"type": "number"}}}, {"a": 2}, {"a": True}, "['a'] is of type bool; expected number"),
+        ({"type": ["string", "null"]}, None, 1, "is of type int; expected string or null"),
+        ({"items": {"enum": ["x", "y"]}}, ["x", "y"], ["x", "z"], "the answer[1] is 'z'; expected one of ['x', 'y']"),
+        ({"properties": {"a": {}}, "additionalProperties": False}, {"a": 1}, {"c": 1}, "['c'] is not expected"),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, [], {}, "is of type dict; expected string"),
+        ({"$defs": {"n": {"type": "null"}}, "items": {"$ref": "#/$defs/n"}}, [None], [0], "is of type int; expected null"),
+        ({"allOf": [{"const": 3}]}, 3, 4, "is 4; expected 3"),
+    ],
+)
+def test_an_answer_that_does_not_fit_its_schema_is_a_failure(tmp_path, schema, good, bad, why):
+    said = {"good": json.dumps(good), "bad": json.dumps(bad)}
+    with HttpServer(lambda body, headers: Answer(chat(said[body["messages"][0]["content"]]))) as server:
+        handler = OpenAICompatibleModelHandler(server.url, "m", response_schema=schema)
+        made, failed = handled(["good", "bad"], handler, tmp_path)
+    assert made == [good]
+    assert "the content does not fit response_schema: the answer" in failed["bad"]
+    assert f"{why}; it begins: " in failed["bad"]
+
+
+def test_embeddings_and_outputs_that_do_not_fit_cost_their_rows(tmp_path):
+    """Nothing is put in their place: no number for a null, no first vector of several."""
+    bad = {"null": [1, None], "text": ["1"], "true": [True], "large": [1e300], "empty": [], "nan": [float("nan")]}
+    data = {"good": [{"embedding": [1, 0.5]}], "none": [], "two": [{"embedding": [1]}, {"embedding": [2]}], "other": [{}]}
+    data |= {name: [{"embedding": vector}] for name, vector in bad.items()}
+    with HttpServer(lambda body, headers: Answer({"data": data[body["input"]]})) as server:
+        handler = OpenAICompatibleModelHandler(server.url, "m", task="embeddings")
+        good, failed = handled(list(data), handler, tmp_path / "a")
+    assert good == [[1, 0.5]]
+    assert failed.keys() == data.keys() - {"good"}
+    assert all("it begins: {" in message for message in failed.values())
+    outputs = [{"shape": [1, 2], "data": [1]}, {"shape": [1, 1]}, {"shape": [1, 1], "data": [7]}]
+    with HttpServer(lambda body, headers: Answer({"outputs": [{"name": "y", **outputs[body["x"]]}]})) as server:
+        good, failed = handled(range(3), HttpModelHandler(server.url, request_of, kserve_answer("y")), tmp_path / "b")
+    assert (good, sorted(failed)) == ([[7]], [0, 1])
+
+
 def test_one_row_that_is_refused_ends_a_run_that_handles_nothing():
     with (
         HttpServer(lambda body, headers: Answer(b"no", status=422)) as server,
@@ -415,6 +458,23 @@ def test_a_service_that_stays_away_ends_the_run():
         url = server.url
     with pytest.raises(ServiceUnavailableError, match=r"answered no request for .* max_outage_secs is 0.3"):
         asked([1], http_handler(url, max_outage_secs=0.3))
+
+
+@pytest.mark.parametrize("own_client", [False, True], ids=["http", "a client of one's own"])
+def test_a_service_that_asks_to_wait_for_a_day_is_asked_again_and_ends_the_run(caplog, own_client):
+    class Client(ps.RemoteModelHandler):
+        def create_client(self):
+            return None
+
+        def request(self, batch, client, inference_args=None):
+            raise RateLimitExceeded("tomorrow", retry_after=86_400)
+
+    with HttpServer(lambda body, headers: Answer(b"tomorrow", status=429, headers={"retry-after": "86400"})) as server:
+        handler = Client(max_outage_secs=0.3) if own_client else http_handler(server.url, max_outage_secs=0.3)
+        with pytest.raises(ServiceUnavailableError, match=r"answered no request for .*tomorrow.* max_outage_secs is 0.3"):
+            asked([1], handler, workers=0)
+    assert "the service asks to wait for 86400 s (Retry-After); it is asked again after 0.3 s" in caplog.text
+    assert LONGEST_TOLD <= 60
 
 
 @pytest.mark.parametrize(

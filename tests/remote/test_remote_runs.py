@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -21,9 +23,10 @@ import pytest
 
 import penstock as ps
 from http_server import Answer, HttpServer, chat
-from penstock.errors import BadRowsError, BudgetSpentError, StepError, UsageError
+from penstock.errors import BadRowsError, BudgetSpentError, EngineError, RowError, StepError, UsageError
 from penstock.handlers.remote import Budget, HttpModelHandler, OpenAICompatibleModelHandler, Prices, kserve_answer
 from penstock.inference.service_handler import RunPlace
+from penstock.remote.answers import KeptAnswers
 from penstock.remote.contents import contents_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a script: no worker imports this file
@@ -220,6 +223,10 @@ def test_explain_says_what_a_run_would_take_and_asks_nobody():
     estimate = "about 500 requests, 5,000 input tokens, at most 3,500 output tokens, cost 0.045"
     assert f"step 'ask': {estimate} (from a sample of 100 of 500 rows)" in told
     p = ps.Pipeline(workers=0)
+    handler = OpenAICompatibleModelHandler("http://127.0.0.1:1", "m", prices=Prices(input_tokens=2.0, output_tokens=1.0))
+    p | ps.Create(["four"] * 1000) | "ask" >> ps.RunInference(handler)
+    assert "about 1,000 requests, 1,000 input tokens, cost at least 0.002 (" in p.explain(), "without max_tokens"
+    p = ps.Pipeline(workers=0)
     p | ps.Create([1]) | ps.Map(str) | "ask" >> ps.RunInference(OpenAICompatibleModelHandler("http://127.0.0.1:1", "m"))
     assert "step 'ask': no estimate, because other steps come before it" in p.explain()
 
@@ -248,6 +255,58 @@ def test_only_kept_answers_are_removed(tmp_path):
                 server.answer = plus_one
     assert lines_of(tmp_path / "run", "answers") == ["2", "3"]
     assert [path.name for path in kept.rglob("*")] == [run.name, "mine.db"]
+
+
+def test_a_bad_answer_to_a_row_that_may_fail_is_not_paid_for_again(tmp_path):
+    """Its row fails for good. One that ends the run is asked for again when that is resumed."""
+    (tmp_path / "in.txt").write_text("1\n2\n3\n")
+
+    def run(url, handled):
+        handler = HttpModelHandler(url, request_of, answer_of, max_in_flight=1, num_retries=0)
+        step = ps.RunInference(handler)
+        p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / f"run {handled}"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in.txt"))
+        made = rows | "ask" >> (step.with_exception_handling(exc_class=RowError) if handled else step)
+        made = made[0] if handled else made
+        made | ps.Map(fails_once, str(tmp_path / f"failed {handled}")) | ps.WriteToText(str(tmp_path / f"out {handled}"))
+        with contextlib.suppress(StepError):
+            p.run()
+            return p.result.metrics
+
+    for handled in (True, False):
+        with HttpServer(lambda body, headers: Answer({"z": 1} if body["x"] == 2 else {"y": body["x"]})) as server:
+            run(server.url, handled)
+            metrics = run(server.url, handled)
+            asked = [body["x"] for body in server.bodies]
+        assert asked == ([1, 2, 3] if handled else [1, 2, 2])
+    assert lines_of(tmp_path, "out True") == ["1", "3"]
+    assert metrics is None
+
+
+def fails_once(made, marker):
+    if not os.path.exists(marker):
+        Path(marker).touch()
+        raise ValueError("once")
+    return str(made.inference)
+
+
+def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path):
+    answers = KeptAnswers(str(tmp_path), "run", "ask")
+    answers.keep(b"1" * 16, b"small")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most[1]))
+    try:
+        with pytest.raises(EngineError, match=r"an answer cannot be kept in .*\.penstock-answers"):
+            answers.keep(b"2" * 16, os.urandom(200_000))
+        with pytest.raises(EngineError, match="make room there, and run the same command again"):
+            KeptAnswers(str(tmp_path), "run", "ask").keep(b"2" * 16, os.urandom(200_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    answers.keep(b"3" * 16, b"there is room")
+    answers.close()
+    later = KeptAnswers(str(tmp_path), "run", "ask")
+    assert [later.find(each * 16) for each in (b"1", b"2", b"3")] == [b"small", None, b"there is room"]
+    later.close()
 
 
 SCRIPT = """
@@ -543,6 +602,36 @@ def test_a_key_from_a_function_is_asked_for_again_when_it_is_too_old():
         model = handler.load_model()
         assert handler.run_inference([1, 2], model) == [2, 3]
         handler.close_model(model)
+
+
+@pytest.mark.parametrize("where", ["user:{}@127.0.0.1:{}/", "127.0.0.1:{1}/?api_key={0}", "{0}:@127.0.0.1:{1}/v1?api=2"])
+def test_a_key_in_an_address_is_nowhere_else(tmp_path, caplog, where):
+    """Of a run that fails, whose service tells the address and the login back."""
+    caplog.set_level("DEBUG")
+    (tmp_path / "in.txt").write_text("0\n1\n")
+    seen = []
+
+    def answer(body, headers):
+        login = headers.get("authorization", "Basic ").removeprefix("Basic ")
+        told = f"not here: {server.paths[-1]} {login} {base64.b64decode(login)}"
+        seen.append(told)
+        return plus_one(body, headers) if body.get("x") == 0 else Answer(told.encode(), status=404)
+
+    with HttpServer(answer) as server:
+        url = "http://" + where.format("hunter2%2Fsecret", server.port)
+        for make in (http_of, openai_of):
+            handler = make(url, max_in_flight=1)
+            p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / make.__name__))
+            made = p | ps.ReadFromText(str(tmp_path / "in.txt")) | "ask" >> ps.RunInference(handler)
+            made | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+            said = [p.explain(), repr(handler), str(handler.model_id())]
+            with pytest.raises(StepError):
+                p.run()
+            said.append(traceback.format_exc())
+    assert "hunter2" in "".join(seen)
+    for text in [*said, caplog.text, *(content.decode("latin-1") for content in everything_in(tmp_path).values())]:
+        assert "hunter2" not in text
+        assert base64.b64encode(b"user:hunter2/secret").decode() not in text
 
 
 def test_a_variable_that_is_not_set_is_named():

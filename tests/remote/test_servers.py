@@ -172,6 +172,42 @@ def test_a_server_that_is_killed_again_and_again_answers_every_row_once(mine, tm
     assert p.result.metrics.counter("model_restarts") == len(set(killed)) == 3
 
 
+def test_a_server_that_answers_nothing_any_more_is_ended_and_started_again(mine, tmp_path):
+    rows = [f"row {n}" for n in range(12)]
+    asked = handler("--log", tmp_path / "log", "--child", tmp_path / "child", hang_timeout=1.0, max_in_flight=2)
+
+    def stopper():
+        wait_until(lambda: lines_of(tmp_path / "log"), 60)
+        first.extend([*servers(mine), int((tmp_path / "child").read_text())])
+        os.kill(first[0], signal.SIGSTOP)  # it accepts connections, and that is all
+        (tmp_path / "enough").touch()
+
+    first: list[int] = []
+    rows[3] = f"wait {tmp_path / 'enough'}"
+    p = ps.Pipeline(workers=0)
+    with meanwhile(stopper):
+        answers = (p | ps.Create(rows) | ps.RunInference(asked)).collect()
+    assert answered(answers) == [row.upper() for row in rows]
+    assert p.result.metrics.counter("model_restarts") == 1
+    assert not set(first) & set(mine())
+
+
+def test_a_server_that_takes_its_time_and_says_that_it_is_ready_is_left_alone(tmp_path):
+    """It is asked again and again while the row takes longer than hang_timeout."""
+    rows, looks = [f"wait {tmp_path / 'enough'}"], tmp_path / "looks"
+    asked = handler("--looks", looks, hang_timeout=0.2)
+    p = ps.Pipeline(workers=0)
+
+    def enough():
+        wait_until(lambda: len(lines_of(looks)) > 4, 60)
+        (tmp_path / "enough").touch()
+
+    with meanwhile(enough):
+        answers = (p | ps.Create(rows) | ps.RunInference(asked)).collect()
+    assert answered(answers) == [rows[0].upper()]
+    assert p.result.metrics.counter("model_restarts") == 0
+
+
 def test_a_row_that_ends_the_server_each_time_costs_that_row():
     rows = [f"row {n}" for n in range(30)]
     rows[11] = "die now"

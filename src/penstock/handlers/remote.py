@@ -139,7 +139,8 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         return {**body, **more}
 
     def _own_args(self, example: Any) -> Mapping[str, Any]:
-        return {} if self._args_column is None else example[self._args_column] or {}
+        own = {} if self._args_column is None else example[self._args_column] or {}
+        return {name: value for name, value in own.items() if value is not None}  # as columns have fields of other rows
 
     def _read(self, body: bytes) -> tuple[Any, Spending]:
         told = json.loads(body)
@@ -157,8 +158,14 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         told = [f"about {use.requests:,} requests"]
         told += [f"{use.input_tokens:,} input tokens"] if use.input_tokens else []
         told += [f"at most {use.output_tokens:,} output tokens"] if use.output_tokens else []
-        told += [f"cost {use.cost(prices):,.4g}"] if use.cost(prices) else []
+        unknown = (prices.input_tokens and not use.input_tokens) or (prices.output_tokens and not use.output_tokens)
+        least = "at least " if unknown and self._answers_in_tokens() else ""
+        told += [f"cost {least}{use.cost(prices):,.4g}"] if use.cost(prices) else []
         return ", ".join(told)
+
+    def _answers_in_tokens(self) -> bool:
+        """Whether what it answers is paid for by its length, too."""
+        return True
 
     def _expected(self, body: Any) -> Spending:
         """What a request takes, about."""
@@ -213,7 +220,8 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
             args=dict(request_args or {}),
             full_response=full_response,
         )
-        url = f"{str(base_url).rstrip('/')}/{self._format.path}"
+        base, mark, query = str(base_url).partition("?")
+        url = f"{base.rstrip('/')}/{self._format.path}{mark}{query}"
         super().__init__(url, _as_it_is, _as_it_is, columns=columns, args_column=args_column, **settings)
 
     def _body(self, example: Any, inference_args: Mapping[str, Any] | None) -> Any:
@@ -239,6 +247,9 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
 
     def _expected(self, body: Any) -> Spending:
         return self._format.expected(body)
+
+    def _answers_in_tokens(self) -> bool:
+        return self._format.task != "embeddings"
 
     def model_id(self) -> str | None:
         return self._format.model

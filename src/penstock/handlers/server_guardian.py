@@ -1,7 +1,8 @@
 """The guardian of a model server: a process of its own that starts the server, and ends it when nobody needs it any more.
 
-It is run as a script, without importing the package. Its standard input is held open by the process that wants the server:
-when that closes it, or is killed, the server's whole process group ends. The server's own end is the guardian's: with the
+It is run as a script, without importing the package. Its standard input is a socket that the process which wants the server
+holds open: when that closes it, or is killed, the server's whole process group ends. The number of that group is written
+there, for the case that the guardian itself is killed. The server's own end is the guardian's: with the
 same exit code, or by the same signal.
 """
 
@@ -35,6 +36,8 @@ def main() -> None:
         server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_as_server)
     except OSError as exc:
         sys.exit(f"{sys.argv[1]!r} cannot be run: {exc}")
+    with contextlib.suppress(OSError):  # nobody is there any more, which select() says next
+        os.write(0, b"%d\n" % server.pid)
     while not _has_ended(server.pid):
         ready, _, _ = select.select([0, reading], [], [])
         if reading in ready:

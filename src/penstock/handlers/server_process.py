@@ -1,8 +1,9 @@
 """A model server on this machine: started on a free port, waited for, looked after and ended.
 
-    the model's process -- a pipe --> its guardian (server_guardian.py) --> the server, in a process group of its own
+    the model's process -- a socket --> its guardian (server_guardian.py) --> the server, in a process group of its own
 
-The server ends when this process lets go of it, and when it is killed. What the server prints is read here; its end is kept.
+The server ends when this process lets go of it, and when it is killed; with a guardian that is killed, too. What the server
+prints is read here; its end is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -61,19 +63,36 @@ class ServerCommand:
 class ServerProcess:
     """A server that is ready. It ends with close(), when nothing refers to this any more, and with this process."""
 
-    def __init__(self, port: int, key: str, guardian: subprocess.Popen[bytes], log: ServerLog) -> None:
+    def __init__(self, port: int, key: str, ready_url: str, guardian: Guardian, log: ServerLog) -> None:
         self.port = port
         self.key = key
         self.url = f"http://{HOST}:{port}"
-        self.guardian = guardian  # this process's child, whose exit code is the server's
+        self.guardian = guardian.process  # this process's child, whose exit code is the server's
+        self.ready_url = ready_url
+        self._guardian = guardian
         self._log = log
-        self.close = weakref.finalize(self, _end, guardian)  # runs once, whoever calls it; at exit, too
+        self._hangs = ""
+        self.close = weakref.finalize(self, guardian.end)  # runs once, whoever calls it; at exit, too
 
     def lost(self) -> ModelLostError | None:
         """Asked after a request got no answer: why, if the server has ended; None: it is there."""
+        if self._hangs:
+            return ModelLostError(f"the server {self._hangs}, and was ended{self._log.told()}")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return ModelLostError(f"the server ended: {describe_exit(self.guardian.wait(END_IS_SEEN))}{self._log.told()}")
+            code = self.guardian.wait(END_IS_SEEN)
+            self._guardian.end_group()
+            return ModelLostError(f"the server ended: {describe_exit(code)}{self._log.told()}")
         return None
+
+    def answers(self, timeout: float) -> bool:
+        """Whether it still says anything where it says that it is ready. Waits."""
+        told = _look(self.ready_url, self.key, timeout)
+        return not told or told.startswith("HTTP ")
+
+    def end_hanging(self, seconds: float) -> None:
+        """It has answered nothing for so long: requests that wait there break off, and lost() says why. Waits."""
+        self._hangs = f"has answered no request for {seconds:.0f} s, nor {self.ready_url}"
+        self.close()
 
     def has_ended(self) -> bool:
         """Whether the server is gone. Does not wait."""
@@ -87,6 +106,40 @@ class ServerProcess:
     def log(self) -> str:
         """The end of what it printed."""
         return self._log.text()
+
+
+class Guardian:
+    """The guardian of a server, as the process sees it that has started it."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._link, its = socket.socketpair()
+        with its:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", server_guardian.__file__, *command],
+                stdin=its.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,  # it outlives the group of this process, to end the server
+            )
+        self._group = int(self._link.recv(32) or 0)  # 0: the program cannot be run
+
+    def end(self) -> None:
+        """Let go of the server, and wait until it has ended."""
+        self._link.close()  # is what the guardian waits for
+        try:
+            self.process.wait(PATIENCE)  # longer than it may take: SIGTERM, GRACE, SIGKILL, GRACE
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # the server goes with it
+            self.process.wait()
+        self.end_group()
+
+    def end_group(self) -> None:
+        """What the server has started and a guardian that was killed has left. Called when the guardian has ended."""
+        group, self._group = self._group, 0  # once: the number may be another's later
+        if group and self.process.returncode == -signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
 
 class ServerLog:
@@ -132,30 +185,25 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
         own[command.key_variable] = key
     arguments = [argument.replace(PORT, str(port)) for argument in command.command]
     file = None if command.log_file is None else open(command.log_file, "ab", buffering=0)  # noqa: SIM115  # before it starts
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", server_guardian.__file__, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **own},
-        start_new_session=True,  # it outlives the group of this process, to end the server
-    )
-    assert guardian.stdout is not None
-    server = ServerProcess(port, key, guardian, ServerLog(guardian.stdout, file, key))
+    guardian = Guardian(arguments, own)
+    assert guardian.process.stdout is not None
+    log = ServerLog(guardian.process.stdout, file, key)
+    server = ServerProcess(port, key, command.ready_url.replace(PORT, str(port)), guardian, log)
     # The log is read from the start: a server whose pipe is full would wait, and never be ready.
     try:
-        _await_ready(server, command, command.ready_url.replace(PORT, str(port)))
+        _await_ready(server, command)
     except BaseException:
         server.close()
         raise
     return server
 
 
-def _await_ready(server: ServerProcess, command: ServerCommand, url: str) -> None:
+def _await_ready(server: ServerProcess, command: ServerCommand) -> None:
+    url = server.ready_url
     started, pause = time.monotonic(), LOOK[0]
     seen = "nothing answered"
     while time.monotonic() < started + command.start_timeout:
-        seen = _look(url, server.key)
+        seen = _look(url, server.key, LOOK_TIMEOUT)
         # After the look: what answered may be another program, if the server has ended because it took the port.
         if (code := server.guardian.poll()) is not None:
             _raise_ended(server, command, code)
@@ -176,11 +224,11 @@ def _raise_ended(server: ServerProcess, command: ServerCommand, code: int) -> No
     raise ModelLoadError(what) if code >= 0 else ModelLostError(what)  # by a signal from outside, maybe: it is started again
 
 
-def _look(url: str, key: str) -> str:
+def _look(url: str, key: str, timeout: float) -> str:
     """What is wrong with a server; nothing when it is ready."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with _DIRECTLY.open(request, timeout=LOOK_TIMEOUT):
+        with _DIRECTLY.open(request, timeout=timeout):
             return ""
     except urllib.error.HTTPError as exc:
         with exc:
@@ -206,18 +254,6 @@ def _is_taken(port: int) -> bool:
         except OSError:
             return True
     return False
-
-
-def _end(guardian: subprocess.Popen[bytes]) -> None:
-    """Let go of the server, and wait until it has ended."""
-    assert guardian.stdin is not None
-    with contextlib.suppress(OSError):
-        guardian.stdin.close()  # is what the guardian waits for
-    try:
-        guardian.wait(PATIENCE)  # longer than it may take: SIGTERM, GRACE, SIGKILL, GRACE
-    except subprocess.TimeoutExpired:
-        guardian.kill()  # the server goes with it
-        guardian.wait()
 
 
 def _read(printed: IO[bytes], lines: deque[bytes], file: IO[bytes] | None) -> None:

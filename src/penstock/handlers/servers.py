@@ -10,8 +10,10 @@ the other is found.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,26 +28,64 @@ from penstock.remote.service import BrokenOff, Reply, Service, Unreachable
 
 __all__ = ["ServerModelHandler"]
 
+logger = logging.getLogger(__name__)
+
 MODEL = "{model}"
 LOOPBACK = {HOST, "localhost", "[::1]", "::1"}
+LONGEST_LOOK = 30.0  # seconds
 TASKS = {"openai-chat": "chat", "openai-completions": "completions", "openai-embeddings": "embeddings"}
 
 
 class ServerTransport(HttpTransport):
-    """Sends requests to a server of ours. That one gets no answer because the server has ended is no failure of its row."""
+    """Sends requests to a server of ours. That one gets no answer because the server has ended is no failure of its row.
 
-    def __init__(self, server: ServerProcess, path: str, credentials: Credentials, **settings: Any) -> None:
+    A server that answers nothing any more is ended: requests that wait there break off, as if it had died."""
+
+    def __init__(
+        self, server: ServerProcess, path: str, credentials: Credentials, hang_timeout: float, **settings: Any
+    ) -> None:
         super().__init__(f"{server.url}{path}", credentials, **settings)
         self.server = server
+        self._hang_timeout = hang_timeout
+        self._silent_since: float | None = None  # when the first request was sent since it has last answered one
+        self._waiting = 0  # requests
+        self._watch: asyncio.Task[None] | None = None  # while requests wait; of the loop's thread, as all of this
 
     async def __call__(self, content: bytes) -> Reply:
+        self._silent_since = self._silent_since or time.monotonic()
+        self._waiting += 1
+        self._watch = self._watch or asyncio.create_task(self._watched())
         try:
-            return await super().__call__(content)
+            reply = await super().__call__(content)
+            self._silent_since = time.monotonic() if self._waiting > 1 else None
+            return reply
         except (Unreachable, BrokenOff) as exc:
             lost = await asyncio.to_thread(self.server.lost)  # it waits for the server's end: other requests run meanwhile
             if lost is not None:
                 raise lost from exc
             raise
+        finally:
+            self._waiting -= 1
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().close()
+
+    async def _watched(self) -> None:
+        try:
+            while self._waiting:
+                silent = time.monotonic() - (self._silent_since or time.monotonic())
+                if silent < self._hang_timeout:
+                    await asyncio.sleep(self._hang_timeout - silent)
+                elif await asyncio.to_thread(self.server.answers, min(self._hang_timeout, LONGEST_LOOK)):
+                    self._silent_since = time.monotonic()  # it is at work, if slowly
+                else:
+                    logger.warning("%s has answered nothing for %.0f s: this server is ended", self.server.url, silent)
+                    await asyncio.to_thread(self.server.end_hanging, silent)
+                    return
+        finally:
+            self._watch = None
 
 
 class ServerModelHandler(OpenAICompatibleModelHandler):
@@ -66,6 +106,7 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         key_variable: str | None = None,
         log_file: str | None = None,
         timeout: float = 600.0,
+        hang_timeout: float = 120.0,
         num_retries: int = 2,
         max_batch_size: int | None = 1,
         **settings: Any,
@@ -81,6 +122,8 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         key_variable: an environment variable by which the server takes a key (vLLM: VLLM_API_KEY): a new one is made for
             each start, and requests carry it, so that other users of the machine cannot use the server.
         log_file: all that the server prints is appended to it. timeout: seconds for one request.
+        hang_timeout: seconds without an answer to any request, after which ready_url is asked; if that is not answered
+            either, the server is ended and started again.
         settings: those of OpenAICompatibleModelHandler and of every handler, such as prompt, columns and model_copies."""
         self._command = _checked_command(command)
         self._ready_url = _checked_url(ready_url)
@@ -91,10 +134,12 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
             raise UsageError(f"model={self._model!r}: the command has no {MODEL} in it, so the server would not know of it")
         if not self._model and self._takes_model():
             raise UsageError(f"the command has {MODEL} in it; give model=, the path or name that it stands for")
-        if not isinstance(start_timeout, (int, float)) or isinstance(start_timeout, bool) or not start_timeout > 0:
-            raise UsageError(f"start_timeout={start_timeout!r}: expected seconds, more than 0")
+        for name, seconds in [("start_timeout", start_timeout), ("hang_timeout", hang_timeout)]:
+            if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+                raise UsageError(f"{name}={seconds!r}: expected seconds, more than 0")
         self._base_path = "/" + base_path.strip("/") if base_path.strip("/") else ""
         self._start_timeout = start_timeout
+        self._hang_timeout = hang_timeout
         self._key_variable = key_variable
         self._log_file = None if log_file is None else os.path.abspath(log_file)
         super().__init__(
@@ -126,7 +171,11 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         credentials = Credentials(api_key=(lambda: key) if key else None, headers=self._credentials.headers)
         path = f"{self._base_path}/{self._format.path}"
         options = {"trust_env": False, **self._httpx_args}  # no proxy reaches this machine's loopback
-        connect: dict[str, Any] = {"timeout": self._timeout, "connections": self._max_in_flight}
+        connect: dict[str, Any] = {
+            "timeout": self._timeout,
+            "connections": self._max_in_flight,
+            "hang_timeout": self._hang_timeout,
+        }
         return ServerTransport(server, path, credentials, options=options, **connect)
 
     def _server_command(self) -> ServerCommand:

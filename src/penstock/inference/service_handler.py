@@ -26,6 +26,7 @@ class RunPlace:
     folder: str = ""  # private, of all processes of this run on this machine; empty: there is no run
     run_dir: str = ""  # of a run that can be resumed
     run: str = ""  # its id, the same when it is resumed
+    forgives: bool = False  # rows whose request fails are handled
     nodes_file: str = ""  # that says how many nodes of a cluster run the step; empty: there is one machine
 
     def shared_file(self, name: str, address: str = "") -> str | None:
@@ -47,7 +48,8 @@ class RunPlace:
             limits=self.shared_file("limits"),
             nodes=self.nodes_file,
         )
-        return Meter(self.step, rules, files, run_dir=self.run_dir, run=self.run, own_service=own_service)
+        kept: dict[str, Any] = {"run_dir": self.run_dir, "run": self.run, "keeps_bad": self.forgives}
+        return Meter(self.step, rules, files, own_service=own_service, **kept)
 
 
 class ServiceHandler(ModelHandler[ExampleT, PredictionT, ModelT]):

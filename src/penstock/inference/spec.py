@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import holds_answers
-from penstock.errors import UsageError
+from penstock.errors import RemoteRequestError, UsageError
 from penstock.failures import Handling
 from penstock.inference.columns import Output
 from penstock.inference.handler import (
@@ -122,7 +122,8 @@ class InferenceSpec:
             return None
         alone = around.in_process and not hosted and self.by_key is None  # one model in one process shares with nobody
         folder = "" if alone else around.folder
-        return RunPlace(step, folder, around.run_dir, around.run, around.nodes_file)
+        forgives = self.handling is not None and self.handling.handles(RemoteRequestError(""))
+        return RunPlace(step, folder, around.run_dir, around.run, forgives, around.nodes_file)
 
     def folder(self, around: Surroundings) -> str:
         """Where processes that hold the model meet."""

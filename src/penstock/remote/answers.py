@@ -17,6 +17,8 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from penstock.errors import EngineError
+
 FOLDER = ".penstock-answers"  # the user may have an output of any plain name in run_dir
 OURS = re.compile(r"[0-9a-f]{16}\.(spent|\d+-[0-9a-f]{8}\.db(-wal|-shm|-journal|\.lock)?)")
 LOOK_EVERY = 256  # answers that are looked for, between two looks for files of processes that have died since
@@ -84,10 +86,16 @@ class KeptAnswers:
         """Written before anybody is given the answer: a process that is killed later has left it."""
         if self.folder is None:
             return
-        with self._lock:
-            if self._own is None:
-                self._own = self._open_own(self.folder)
-            self._own.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", [digest, body])
+        try:
+            with self._lock:
+                if self._own is None:
+                    self._own = self._open_own(self.folder)
+                self._own.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", [digest, body])
+        except (OSError, sqlite3.Error) as exc:  # the disk is full
+            raise EngineError(
+                f"an answer cannot be kept in {self.folder} ({type(exc).__name__}: {exc}), so that a resumed run would pay "
+                "for it again; make room there, and run the same command again: the run is resumed"
+            ) from exc
 
     def close(self) -> None:
         with self._lock:

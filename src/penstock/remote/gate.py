@@ -17,6 +17,7 @@ from penstock.remote.shared_pace import SharedPace
 logger = logging.getLogger(__name__)
 
 WORRYING, WARN_EVERY = 5.0, 60.0  # seconds without an answer to anybody: a warning, and the next one
+LONGEST_TOLD = 60.0  # seconds of Retry-After: who is told more asks again then
 LONGEST_SLEEP = 1.0  # seconds: a pause may be over earlier than was said
 
 
@@ -39,7 +40,7 @@ class Gate:
         self._max_outage = max_outage
         self._turn: asyncio.Lock | None = None  # made on the loop's thread
         self._thread_turn = threading.Lock()  # the same for threads; held while one waits: they keep their order
-        self._warned = -WARN_EVERY  # when; by whichever thread comes first
+        self._warned = self._told = -WARN_EVERY  # when; by whichever thread comes first
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Ending]:
@@ -107,6 +108,13 @@ class Gate:
 
     def refused(self, sent: float, retry_after: float | None, why: str, *, limits: bool = True) -> float:
         """The service has too much to do. Seconds after which this request may come again."""
+        most = min(LONGEST_TOLD, self._max_outage)
+        if retry_after is not None and retry_after > most:
+            if time.monotonic() - self._told > WARN_EVERY:
+                self._told = time.monotonic()
+                told = "step %r: the service asks to wait for %.0f s (Retry-After); it is asked again after %.3g s"
+                logger.warning(told, self._step, retry_after, most)
+            retry_after = most
         wait = self.pace.refused(sent, retry_after, limits)
         self._counts.add("requests_refused")
         self._check(why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.util
 import json
 import logging
@@ -10,9 +11,11 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.request import getproxies as _proxies
 
 try:
     import httpx
@@ -31,6 +34,7 @@ from penstock.remote.service import BrokenOff, Reply, Unreachable
 CONNECT_TIMEOUT = 10.0  # seconds, if the user's own are not fewer
 EACH = 4  # connections of a client: httpx looks at all that it has for each request, so few clients with many are slow
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KEYS = re.compile(r"key|token|secret|passw|auth|sig|code|credential", re.IGNORECASE)  # in the names of a query
 SHORTEST_SECRET = 6  # characters: shorter values of headers are no secrets, and would be found everywhere
 
 
@@ -97,7 +101,8 @@ class HttpTransport:
         self._credentials = credentials
         self._timeout = timeout
         self._headers = credentials.made()
-        self._secrets = _secrets_of(self._headers)  # all that were sent so far
+        urls = [url, *(value for value in (options.get("proxy"), *_proxies().values()) if isinstance(value, str))]
+        self._secrets = _secrets_of(self._headers).union(*map(_secrets_in, urls))  # all that were sent so far
         library = logging.getLogger("httpx")
         if library.level == logging.NOTSET:
             library.setLevel(logging.WARNING)  # it logs each request, with all of its address
@@ -171,7 +176,20 @@ class HttpTransport:
 
 def _secrets_of(headers: Mapping[str, str]) -> set[str]:
     """What must not be shown of headers, also as JSON and Python write it in texts."""
-    values = [value.removeprefix("Bearer ").removeprefix("Basic ") for value in headers.values()]
+    return _as_written([value.removeprefix("Bearer ").removeprefix("Basic ") for value in headers.values()])
+
+
+def _secrets_in(url: str) -> set[str]:
+    """Of an address: its password, also as a header has it, and what its query has under the name of a key."""
+    parts = urlsplit(url)
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    login = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode() if user else ""
+    named = [each.partition("=") for each in parts.query.split("&")]
+    said = [password or user, login, *(value for name, _, value in named if KEYS.search(name))]
+    return _as_written([*said, *map(unquote, said), *map(unquote_plus, said)])
+
+
+def _as_written(values: Iterable[str]) -> set[str]:
     written = [(value, json.dumps(value)[1:-1], repr(value)[1:-1], value.replace("/", "\\/")) for value in values]
     return {secret for each in written for secret in each if len(secret) >= SHORTEST_SECRET}
 

@@ -27,7 +27,8 @@ class SharedFiles:
 
 class Meter:
     """Of one step in one process. run_dir: of a run that can be resumed; its budget and its answers are kept there, by the
-    id of the run. own_service: nobody else asks it; limits and budget are shared all the same."""
+    id of the run. own_service: nobody else asks it; limits and budget are shared all the same. keeps_bad: answers that
+    cannot be used are kept as well, because their rows fail for good; else they end the run, and are asked for again."""
 
     def __init__(
         self,
@@ -38,7 +39,9 @@ class Meter:
         run_dir: str = "",
         run: str = "",
         own_service: bool = False,
+        keeps_bad: bool = False,
     ) -> None:
+        self.keeps_bad = keeps_bad
         self.counts = Counts()
         limits, pace_rules, nodes = None, rules.pace, Nodes(files.nodes)
         if own_service and rules.pace.has_limits:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import RemoteRequestError, UsageError
 from penstock.remote.budget import Spending
+from penstock.remote.json_schema import misfit
 
 PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
 CHARACTERS = 4  # of a token, about
@@ -85,7 +86,8 @@ class OpenAIFormat:
 
     def _answer(self, told: Mapping[str, Any]) -> Any:
         if self.task == "embeddings":
-            vector = told["data"][0]["embedding"]
+            (one,) = told["data"]
+            vector = one["embedding"]
             if not isinstance(vector, (list, str)):
                 raise TypeError(f"expected a list of numbers for embedding, got {type(vector).__name__}")
             return vector if isinstance(vector, str) else _float32(vector)
@@ -104,17 +106,26 @@ class OpenAIFormat:
         if self.schema is None:
             return _text(text)
         try:
-            return json.loads(_text(text))
+            made = json.loads(_text(text))
         except ValueError as exc:
             why = f" (finish_reason is {choice['finish_reason']!r})" if choice.get("finish_reason") != "stop" else ""
             raise ValueError(f"the content is not JSON{why}: {exc}") from None
+        if wrong := misfit(made, self.schema):
+            raise ValueError(f"the content does not fit response_schema: {wrong}")
+        return made
 
 
 def _float32(vector: list[Any]) -> Any:
     """The numbers as an array: models compute embeddings in 32 bits or less, and JSON has them in decimals."""
     import numpy as np
 
-    return np.array(vector, np.float32)
+    if not vector or set(map(type, vector)) - {int, float}:
+        raise ValueError("expected numbers, and nothing else, in embedding")
+    with np.errstate(over="ignore"):
+        made = np.array(vector, np.float64).astype(np.float32)
+    if not np.isfinite(made).all():
+        raise ValueError("expected numbers that 32 bits can hold in embedding")
+    return made
 
 
 def _most_output(body: Mapping[str, Any]) -> int:

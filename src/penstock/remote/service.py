@@ -80,19 +80,27 @@ class Service:
         """The answer to a request. tokens: that it takes, about. RemoteRequestError: this row's."""
         digest = digest_of(self._name.encode(), content) if self._answers.keeps else b""
         if digest and (kept := self._answers.find(digest)) is not None:
-            answer, use = read(kept)
-            self._meter.reused(1, use, self._prices)
-            return answer
+            try:
+                answer, use = self._read(kept, read)
+            except RemoteRequestError:
+                if self._meter.keeps_bad:
+                    self._meter.reused(1, _use_of(kept), self._prices)
+                    raise
+            else:
+                self._meter.reused(1, use, self._prices)
+                return answer
         with self._gate.request() as ending:
             reply = await self._reply(content, tokens, ending)
-        try:
-            answer, use = self._read(reply, read)
-        except RemoteRequestError:
-            self._used(_use_of(reply.body), tokens)  # it is paid for
-            raise
-        self._used(use, tokens)
-        if digest:
-            self._keep(digest, reply.body)  # before anybody is given it
+            try:
+                answer, use = self._read(reply.body, read)
+            except RemoteRequestError:
+                self._used(_use_of(reply.body), tokens)  # it is paid for
+                if digest and self._meter.keeps_bad:
+                    self._keep(digest, reply.body)
+                raise
+            self._used(use, tokens)
+            if digest:
+                self._keep(digest, reply.body)  # before anybody is given it
         return answer
 
     def _keep(self, digest: bytes, body: bytes) -> None:
@@ -123,7 +131,7 @@ class Service:
             else:
                 self._counts.add("requests")
                 if reply.status in REFUSED:
-                    why = f"status {reply.status}: {self._beginning(reply)}"
+                    why = f"status {reply.status}: {self._beginning(reply.body)}"
                     told = retry_after(reply.headers)
                     limits = told is not None or reply.status != UNAVAILABLE
                     await ending.sleep(self._gate.refused(sent, told, why, limits=limits))
@@ -141,27 +149,27 @@ class Service:
             await ending.sleep(backoff(tried, random.random(), self._retries.backoff))
 
     def _error(self, reply: Reply) -> RemoteRequestError:
-        what = f"{self._name} answered with status {reply.status}: {self._beginning(reply)}"
+        what = f"{self._name} answered with status {reply.status}: {self._beginning(reply.body)}"
         if reply.status in (401, 407):
             raise UsageError(f"{what}; the key that was sent is not accepted: see api_key_env=, api_key= or headers=")
         return RemoteRequestError(what)
 
-    def _read(self, reply: Reply, read: Read) -> tuple[Any, Spending]:
+    def _read(self, body: bytes, read: Read) -> tuple[Any, Spending]:
         try:
-            return read(reply.body)
+            return read(body)
         except RemoteRequestError as exc:
             raise RemoteRequestError(f"{self._name}: {self._shown(str(exc))}") from None
         except Exception as exc:
             what = f"the answer is not as expected: {type(exc).__name__}: {self._shown(str(exc))}"
-            raise RemoteRequestError(f"{self._name}: {what}; it begins: {self._beginning(reply)}") from None
+            raise RemoteRequestError(f"{self._name}: {what}; it begins: {self._beginning(body)}") from None
 
     def _used(self, use: Spending, thought: float) -> None:
         self._meter.used(use, self._prices)
         if taken := use.input_tokens + use.output_tokens:
             self._gate.used(taken - thought)
 
-    def _beginning(self, reply: Reply) -> str:
-        return self._shown(reply.body.decode(errors="replace")) or "(nothing)"
+    def _beginning(self, body: bytes) -> str:
+        return self._shown(body.decode(errors="replace")) or "(nothing)"
 
     def _shown(self, text: str) -> str:
         """The beginning of a text from elsewhere, for errors. Cut last: a secret that is cut is not found any more."""
