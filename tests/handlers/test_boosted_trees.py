@@ -169,6 +169,37 @@ def test_sparse_rows_and_lists(framework: str, xgb: tuple[str, Any], lgb: tuple[
         answers_of(lists, [LISTS[0], {"positions": [0], "values": None}])
 
 
+BAD_ROWS: list[tuple[Any, str]] = [
+    (scipy.sparse.csr_matrix([[1.0, 0.0, 0.0, 5.0]]), r"takes sparse SciPy matrices .* \(1, 3\), but the row is \(1, 4\)"),
+    (scipy.sparse.csr_matrix(np.eye(2, 3)), r"but the row is \(2, 3\)"),
+    (None, "but the row is NoneType"),
+]
+BAD_LISTS: list[tuple[Any, str]] = [
+    ({"positions": [1, 7], "values": [1.0, 2.0]}, "takes 3 features, but the row has the position 7; positions count from 0"),
+    ({"positions": [2**40], "values": [1.0]}, "has the position 1099511627776"),
+    ({"positions": [-1], "values": [1.0]}, "positions, which are whole numbers from 0, but saw -1"),
+    ({"positions": [1.5], "values": [1.0]}, "but saw 1.5"),
+    ({"positions": [1, None], "values": [1.0, 2.0]}, "but saw None"),
+    ({"positions": [0, 1], "values": [1.0]}, "lists of one length in each row"),
+    ({"positions": [0]}, r"must have the keys \['positions', 'values'\]"),
+    (None, "must all be dicts, but saw NoneType"),
+]
+
+
+@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_sparse_rows_that_do_not_fit_fail_alone(framework: str, at: int, xgb: tuple[str, Any], lgb: tuple[str, Any]) -> None:
+    for columns, good, bad in ((None, [SPARSE[0]] * 3, BAD_ROWS), (["positions", "values"], LISTS[:3], BAD_LISTS)):
+        if framework == "xgboost":
+            handler: Any = XGBoostModelHandlerSciPy(xgboost.XGBClassifier, xgb[0], columns=columns)
+        else:
+            handler = LightGBMModelHandlerSciPy(lgb[0], columns=columns)
+        for row, told in bad:
+            with pytest.raises(BadRowsError, match=told) as caught:
+                answers_of(handler, [*good[:at], row, *good[at:]])
+            assert list(caught.value.errors) == [at]
+
+
 class DatatableRow:
     """A row with the face of datatable.Frame, for machines on which the package cannot be installed."""
 
