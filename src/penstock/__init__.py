@@ -147,9 +147,19 @@ __all__ = [
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_where_handlers_are(name)}")
     found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return found
+
+
+def _where_handlers_are(name: str) -> str:
+    """For those who look for the handler of a framework here: they are in modules of their own, which import it."""
+    if "ModelHandler" not in name:
+        return ""
+    from penstock.handlers.catalog import FAMILIES
+
+    modules = [family.module for family in FAMILIES if name in family.handlers]
+    return f"; from {modules[0]} import {name}" if modules else "; `penstock handlers` lists those of frameworks"
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import faulthandler
 import os
 import runpy
 import signal
@@ -27,7 +28,7 @@ from penstock.observe.summary import models, summary, warnings
 from penstock.options import CHANGES, RunOptions
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import ENGINES, Engine, Graph, Pipeline, RunHandle, engine_named, engine_override
-from penstock.rows import original_traceback
+from penstock.rows import has_user_frames, original_traceback
 from penstock.transport.reports import IN_A_WORKER
 from penstock.version import __version__
 
@@ -40,6 +41,8 @@ SCRIPTED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    if argv is None and sys.stderr is not None:
+        faulthandler.enable(all_threads=False)  # a crash in native code, where the run stays in this process, says where
     arguments = _parsed(list(sys.argv[1:] if argv is None else argv))
     if arguments.command == "version":
         _say(f"penstock {__version__}", sys.stdout)
@@ -96,7 +99,8 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     except argparse.ArgumentError as exc:
         command.error(str(exc))
     if others and others[0].startswith("-"):
-        command.error(f"unrecognized arguments: {others[0]}")
+        meant = _near_flag(others[0])
+        command.error(f"{others[0]}: did you mean {meant}?" if meant else f"unrecognized arguments: {others[0]}")
     for other in others[1:]:
         if (meant := _near_flag(other)) is not None:
             command.error(f"{other}: did you mean {meant}? pass arguments of the script after --")
@@ -331,7 +335,8 @@ def _told(exc: PenstockError) -> str:
         return "\n".join([str(exc), *_kept(exc)])
     notes = getattr(exc, "__notes__", [])
     is_disk = type(exc) is EngineError and isinstance(exc.__cause__, (OSError, sqlite3.Error))  # its message says it all
-    is_traced = exc.__cause__ is None or is_disk or any(note.startswith(IN_A_WORKER) for note in notes)
+    is_own = exc.__cause__ is not None and not has_user_frames(exc.__cause__)  # nothing but its message, once more
+    is_traced = exc.__cause__ is None or is_disk or is_own or any(note.startswith(IN_A_WORKER) for note in notes)
     return "\n".join([str(exc), *([] if is_traced else [original_traceback(exc)]), *notes])
 
 

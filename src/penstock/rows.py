@@ -156,6 +156,11 @@ def original_traceback(exc: BaseException) -> str:
     return user_traceback(exc.__cause__ or exc)
 
 
+def has_user_frames(exc: BaseException) -> bool:
+    """Whether code that is not Penstock's was running when it was raised."""
+    return _foreign(exc.__traceback__) is not None
+
+
 def cut_own_frames(exc: BaseException) -> None:
     """Take Penstock's frames out of the tracebacks of an error and of those behind it. All others stay, in order."""
     seen: set[int] = set()

@@ -553,6 +553,13 @@ def test_a_model_after_one_without_names_and_a_step_of_rows(texts):
         rows.collect()
 
 
+def test_dead_letters_that_are_run_again_as_they_are():
+    letter = [{"text": "ab"}, {"step": "lengths", "kind": "raised", "error_type": "ValueError"}]
+    rows = ps.Pipeline(workers=0) | ps.Create([letter]) | ps.RunInference(Lengths())
+    with pytest.raises(StepError, match=r"got list, a dead letter: take its row out, with ps\.Map\(lambda failed"):
+        rows.collect()
+
+
 def test_a_record_without_the_column_fails_alone():
     rows = ps.Pipeline() | ps.Create([{"text": "ab"}, {"id": 1}, {"text": "abc"}])
     good, failures = rows | ps.RunInference(Lengths()).with_exception_handling(exc_class=LookupError)

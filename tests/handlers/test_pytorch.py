@@ -396,6 +396,10 @@ def test_no_gradients_are_kept(weights: str) -> None:
         ({"state_dict_path": "a"}, "got state_dict_path; expected one of"),
         ({"model_class": LinearRegression}, "got model_class; expected one of"),
         (
+            {"state_dict_path": "a", "model_class": LinearRegression()},
+            "got a LinearRegression; pass the class itself: model_class=LinearRegression",
+        ),
+        (
             {"torch_script_model_path": "a", "exported_program_path": "b"},
             "torch_script_model_path and exported_program",
         ),

@@ -451,6 +451,7 @@ def test_the_rows_of_a_step_that_is_not_there():
             lambda: ps.ModelHandler(zzz="red"),
             r"zzz=\.\.\.\): there is no such argument; its arguments are min_",
         ),
+        (lambda: ps.ModelHandler(timeout=3), r"no such argument; it is one of RunInference.*_handling\(timeout=\.\.\.\)"),
         (lambda: ps.KeyedModelHandler(ps.KeyedModelHandler(Adds())), "has keys already"),
         (lambda: ps.RunInference(Adds(max_batch_size=0)), "max_batch_size=0"),
         (lambda: ps.RunInference(Adds(min_batch_size=9, max_batch_size=3)), "min_batch_size=9 is over"),

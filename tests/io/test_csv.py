@@ -176,6 +176,8 @@ def test_rows_that_do_not_fit(tmp_path: Path) -> None:
     for value in ({1}, bytearray(b"x"), memoryview(b"x"), range(2), object()):
         with pytest.raises(OutputError, match=f"column 'x' holds a {type(value).__name__}, which CSV has no way to write"):
             written(tmp_path / type(value).__name__, [{"x": value}])
+    with pytest.raises(OutputError, match="column 'example' holds a dict.*; of a model's answers, name the new column with"):
+        written(tmp_path / "f", [PredictionResult({"x": 1}, 2, "m")])
     with pytest.raises(OutputError, match="text that UTF-8 cannot hold"):
         written(tmp_path / "e", [{"x": "\ud800"}])
 

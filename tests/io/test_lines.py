@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.blocks import MAX_ROWS, Block
 from penstock.errors import InputError, UsageError
 from penstock.io import lines
+from penstock.io.csv import ReadFromCsv
 from penstock.io.files import InputFile, list_files, open_input
 from penstock.io.jsonl import ReadFromJsonl
 from penstock.io.lines import LineRange, ReadFromText, TextSource, cut_lines, line_runs
@@ -169,6 +170,22 @@ def test_bad_utf8_names_the_line(tmp_path: Path) -> None:
     path.write_bytes(b"good\nalso good\ncaf\xe9 au lait\n")
     with pytest.raises(InputError, match=r"latin\.txt, in the line at byte 15: not UTF-8 .*0xe9.*convert the file"):
         rows(text(path))
+
+
+@pytest.mark.parametrize(
+    ("begin", "remedy"),
+    [
+        (b"PAR1\x15\x04\x88", "it is a Parquet file: use ReadFromParquet"),
+        (gzip.compress(b"one\ntwo\n"), r"it is compressed with gzip: give it a name that ends in \.gz"),
+        (b"PK\x03\x04\xff", "it is a zip archive, or a spreadsheet"),
+    ],
+)
+def test_a_file_of_another_format_is_known(tmp_path: Path, begin: bytes, remedy: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(begin)
+    for source in (text(path), ReadFromCsv(str(path)).source):
+        with pytest.raises(InputError, match=f"rows.csv, .*: not UTF-8 .*; {remedy}"):
+            rows(source)
 
 
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])

@@ -184,7 +184,7 @@ def test_upsert_needs_a_unique_key(database: TestDatabase) -> None:
     database.run("CREATE TABLE answers (id bigint, text text)")
     with pytest.raises(OutputError, match="upsert_by needs a unique key on 'id' of table answers.*the database says"):
         ps.WriteToSql(database.url, "answers", upsert_by=["id"]).sink.prepare("run")
-    with pytest.raises(OutputError, match="rows have the column 'key', which the table does not have"):
+    with pytest.raises(OutputError, match="table answers has no column 'key'; it has 'id', 'text'"):
         ps.WriteToSql(database.url, "answers", upsert_by=["key"]).sink.prepare("run")
 
 

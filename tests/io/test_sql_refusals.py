@@ -95,6 +95,10 @@ def test_wrong_calls(tmp_path: Path) -> None:
     assert f"unable to open database file; there is no folder {tmp_path}/nowhere" in told(
         f"sqlite:///{tmp_path}/nowhere/x.db"
     )
+    write_all(ps.WriteToSql(f"sqlite:///{tmp_path}/x.db", "answers"), numbered(1), run="earlier")
+    assert "upsert_by=['idd']): table answers has no column 'idd'; it has 'id', 'text'" in told(
+        f"sqlite:///{tmp_path}/x.db", upsert_by=["idd"]
+    )
     (tmp_path / "text.db").write_text("this is no database" * 100)
     assert "file is not a database" in told(f"sqlite:///{tmp_path}/text.db")
 

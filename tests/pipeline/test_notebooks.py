@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import OutputError
+from penstock.observe.metrics import MetricKey, Metrics
 from penstock.observe.result import StepCount
 
 FIRST = "p = ps.Pipeline()\nrows = p | ps.Create([1, 2, 3])"
@@ -155,6 +156,21 @@ def test_the_look_of_a_pipeline_its_collections_its_failures_and_its_result(tmp_
     ]
     assert result._repr_html_().count("<tr>") == 4
     assert repr(p).startswith("<Pipeline of 3 steps; last run: RunResult: 3 rows in 0.")
+
+
+def test_the_look_of_metrics():
+    metrics = Metrics()
+    metrics.count(MetricKey("Score", "mine", "num_inferences"), 1000)
+    metrics.record(MetricKey("Score", "mine", "inference_request_batch_size"), 400)
+    metrics.record(MetricKey("Score", "mine", "inference_request_batch_size"), 600)
+    first, _, *table = repr(metrics).splitlines()
+    assert first == "Metrics of 1 step"
+    assert [line.split(maxsplit=2) for line in table] == [
+        ["Score", "num_inferences", "1,000"],
+        ["Score", "inference_request_batch_size", "500 on average, 400 to 600, 2 times"],
+    ]
+    assert metrics._repr_html_().count("<tr>") == 3
+    assert repr(Metrics()) == "Metrics of 0 steps"
 
 
 def test_the_look_of_several_outputs():

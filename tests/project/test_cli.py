@@ -102,7 +102,9 @@ def test_flags_on_both_sides_of_the_script(penstock, tmp_path, arguments, is_jou
     ("arguments", "message"),
     [
         ([], "the following arguments are required: script"),
-        (["--work", "1", "pipeline.py"], "unrecognized arguments: --work"),
+        (["--work", "1", "pipeline.py"], "--work: did you mean --workers?"),
+        (["--run-dri", "run", "pipeline.py"], "--run-dri: did you mean --run-dir?"),
+        (["--colour", "pipeline.py"], "unrecognized arguments: --colour"),
         (["pipeline.py", "--workers", "x"], "argument --workers: invalid int value: 'x'"),
         (["pipeline.py", "--run-dir"], "argument --run-dir: expected one argument"),
     ],
@@ -235,6 +237,28 @@ def test_mistakes_are_told_without_the_library_s_frames(penstock, tmp_path, text
     assert "site-packages" not in done.stderr
     assert f"{os.sep}penstock{os.sep}" not in done.stderr
     assert ("Traceback" in done.stderr) == (code == 1)
+
+
+def test_a_row_that_penstock_itself_refuses_is_told_once(penstock, tmp_path):
+    text = (
+        "class Adds(ps.ModelHandler):\n"
+        "    def load_model(self): return 1\n"
+        "    def run_inference(self, batch, model, inference_args=None): return batch\n"
+        "p = ps.Pipeline()\n"
+        "p | ps.Create([[1]]) | ps.RunInference(Adds(columns=['x']))\n"
+    )
+    done = penstock("run", script(tmp_path, text))
+    assert done.returncode == 1
+    assert done.stderr.count("need dicts, or a table") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_crash_in_this_process_says_where(penstock, tmp_path):
+    text = "import os\ndef crashes(x):\n    os.abort()\np = ps.Pipeline()\np | ps.Create([1]) | ps.Map(crashes)\n"
+    done = penstock("run", script(tmp_path, text))
+    assert done.returncode == -6
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert "in crashes\n" in done.stderr
 
 
 FAILS = """

@@ -6,6 +6,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import penstock
 import penstock.beam
 import penstock.testing
@@ -72,6 +74,14 @@ def test_importing_penstock_imports_no_engine_and_no_model_host():
     later = ("engines", "run", "steps", "journal", "models", "inference", "remote", "transport", "handlers", "io.parquet")
     assert [name for name in loaded if name.startswith(tuple(f"penstock.{each}" for each in later))] == []
     assert not {"cloudpickle", "asyncio", "socket", "subprocess", "sqlite3", "logging", "argparse", "json"} & set(loaded)
+
+
+def test_who_looks_for_a_handler_in_penstock_itself_is_told_where_it_is():
+    with pytest.raises(AttributeError, match=r"XGBoostModelHandlerNumpy'; from penstock\.handlers\.xgboost import XGBoost"):
+        penstock.XGBoostModelHandlerNumpy  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'MyModelHandler'; `penstock handlers` lists those of frameworks"):
+        penstock.MyModelHandler  # noqa: B018
+    assert not hasattr(penstock, "nothing")
 
 
 def test_importing_the_handlers_of_hugging_face_imports_no_framework():

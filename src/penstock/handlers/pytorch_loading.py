@@ -51,6 +51,9 @@ class WeightsSource:
                 f"got {' and '.join(given) or 'no model'}; expected one of: state_dict_path and model_class together "
                 "(with model_params for its arguments), torch_script_model_path alone, exported_program_path alone"
             )
+        if not isinstance(self.model_class, type) and hasattr(self.model_class, "forward"):
+            name = type(self.model_class).__name__
+            raise UsageError(f"model_class: expected a class, got a {name}; pass the class itself: model_class={name}")
         if self.model_params and self.model_class is None:
             raise UsageError(f"model_params are the arguments of model_class, but {given[0]} needs no class; leave them out")
         self._check_trust()

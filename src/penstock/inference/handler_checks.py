@@ -12,6 +12,8 @@ from typing import Any, SupportsIndex
 
 from penstock.errors import UsageError
 
+HANDLING = ("timeout", "use_subprocess")  # are of a step, and look as if they were of its model
+
 
 def check_copies(copies: object) -> None:
     """UsageError unless it is a number of model copies."""
@@ -93,6 +95,8 @@ def refuse_arguments(handler: type, unknown: Mapping[str, Any]) -> None:
     name = next(iter(unknown))
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"its arguments are {', '.join(known)}"
+    if name in HANDLING:
+        hint = f"it is one of RunInference(...).with_exception_handling({name}=...)"
     raise UsageError(f"{handler.__name__}({name}=...): there is no such argument; {hint}")
 
 

@@ -266,8 +266,12 @@ class Intake:
 
 def _named_kind(row: Any) -> str:
     """What a row is, and how it could have been a dict."""
-    advice = ": give output_column= to the handler of the model before, and its rows stay dicts"
-    return f"{type(row).__name__}{advice if isinstance(row, PredictionResult) else ''}"
+    advice = ""
+    if isinstance(row, PredictionResult):
+        advice = ": give output_column= to the handler of the model before, and its rows stay dicts"
+    elif isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict) and "error_type" in row[1]:
+        advice = ", a dead letter: take its row out, with ps.Map(lambda failed: failed[0])"
+    return f"{type(row).__name__}{advice}"
 
 
 def examples_in(batch: Any, step: str) -> list[Any]:

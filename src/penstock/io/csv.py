@@ -22,6 +22,7 @@ from penstock.io.parts import FilePart, FileSink, FileWriter, Places
 from penstock.io.records import LEAVES, as_lists, listed, named_fields, plain
 from penstock.io.sink import Part, Write
 from penstock.io.source import FileSource, Read, SplitGoal
+from penstock.rows import PredictionResult
 
 MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
 ROWS_AT_ONCE = 256
@@ -205,9 +206,11 @@ def _cell(column: str, value: Any) -> Any:
         return value
     value = plain(value, as_lists)
     if isinstance(value, NO_CELLS) or _has_no_text(type(value)):
+        is_answer = column in PredictionResult._fields
         raise OutputError(
             f"WriteToCsv: column {column!r} holds a {type(value).__name__}, which CSV has no way to write: "
             "take it apart in a step before, or use WriteToJsonl or WriteToParquet"
+            + ("; of a model's answers, name the new column with output_column= on its handler" if is_answer else "")
         )
     return value
 

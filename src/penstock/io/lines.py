@@ -25,6 +25,12 @@ CHUNK_BYTES = 1 << 20
 SAMPLE_BYTES = 64 << 10  # by which the number of lines is guessed
 COUNTED_BYTES = 64 << 10  # an input up to this size is small enough to be read twice
 LEAST_SPLIT_BYTES = 4 << 10  # a smaller split is not worth its overhead, however many are asked for
+OTHER_FORMATS = (  # how files begin that are no text, and what to do with them
+    (b"PAR1", "it is a Parquet file: use ReadFromParquet"),
+    (b"\x1f\x8b", "it is compressed with gzip: give it a name that ends in .gz"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: give it a name that ends in .zst"),
+    (b"PK\x03\x04", "it is a zip archive, or a spreadsheet: export the table as CSV, or unpack it"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,12 @@ class LineRun:
             return data.decode()
         except UnicodeDecodeError as exc:
             line_start = data.rfind(b"\n", 0, exc.start) + 1 + len(self.data) - len(data)
+            remedy = "convert the file to UTF-8, for example with iconv"
+            if self.offset == 0:
+                remedy = next((told for magic, told in OTHER_FORMATS if data.startswith(magic)), remedy)
             raise InputError(
                 f"{self.path}, in the line at byte {self.offset + line_start}: not UTF-8 ({exc.reason}: "
-                f"0x{data[exc.start]:02x}); convert the file to UTF-8, for example with iconv"
+                f"0x{data[exc.start]:02x}); {remedy}"
             ) from exc
 
     def lines(self) -> list[str]:

@@ -90,6 +90,8 @@ class Database:
             message = f"{message[:MOST_TEXT]}..."
         folder = "" if self.is_postgres else os.path.dirname(_file_of(self._url))
         hint = f"; there is no folder {folder}: make it" if folder and not os.path.isdir(folder) else ""
+        if _is_key_taken(exc):
+            hint = "; upsert_by=[...] with the columns of that key updates the row that is there"
         return OutputError(f"{doing} in {self.shown}: the database says: {message}{hint}")
 
     def _cause(self, exc: Exception) -> Exception | None:
@@ -105,6 +107,13 @@ class Database:
 def quoted(*names: str) -> str:
     """Names as one name in SQL, such as "schema"."table"; for statements that the driver gets as they are."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def _is_key_taken(exc: Exception) -> bool:
+    """Whether there is a row with the same unique key."""
+    error = getattr(exc, "orig", None) or exc
+    codes = {getattr(error, "sqlstate", None), getattr(error, "sqlite_errorname", None)}
+    return not codes.isdisjoint(("23505", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE"))
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

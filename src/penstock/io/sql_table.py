@@ -101,7 +101,11 @@ class SqlTable:
         if columns is None:
             self._check_create(connection)
             return None
-        refuse_unknown(self.upsert_by, columns)
+        if unknown := [name for name in self.upsert_by if name not in columns]:
+            raise OutputError(
+                f"WriteToSql(upsert_by={list(self.upsert_by)}): table {self.full_name} has no column {listed(unknown)}; "
+                f"it has {listed(columns)}"
+            )
         _execute(connection, f"EXPLAIN INSERT INTO {self._quoted} DEFAULT VALUES")  # may it be written to?
         return list(columns)
 

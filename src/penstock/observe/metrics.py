@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.display import Displayed, Look, as_text
+
 
 class MetricKey(NamedTuple):
     step: str
@@ -59,8 +61,8 @@ class ModelUse:
         self.seconds += more.seconds
 
 
-@dataclass
-class Metrics:
+@dataclass(repr=False)
+class Metrics(Displayed):
     """Values by step, namespace and name. Not locked: whoever shares one between threads holds a lock."""
 
     counters: dict[MetricKey, int] = field(default_factory=dict)
@@ -68,6 +70,14 @@ class Metrics:
     notes: dict[MetricKey, str] = field(default_factory=dict)  # the newest words on something that was found
     models: dict[MetricKey, ModelUse] = field(default_factory=dict)  # by name, where a step has many
     answered: dict[MetricKey, int] = field(default_factory=dict)  # rows by model_id, where a step's model changes
+
+    def __repr__(self) -> str:
+        return as_text(self._safe_look())
+
+    def _look(self) -> Look:
+        found = self.by_step()
+        table = [(step, name, _shown(value)) for step, values in found.items() for name, value in values.items()]
+        return Look(f"Metrics of {len(found)} step{'' if len(found) == 1 else 's'}", ("step", "metric", "value"), table)
 
     def count(self, key: MetricKey, n: int = 1) -> None:
         self.counters[key] = self.counters.get(key, 0) + n
@@ -166,3 +176,10 @@ class Metrics:
             if key.name == name and step in (None, key.step):
                 total.merge(distribution)
         return total
+
+
+def _shown(value: Any) -> str:
+    """A counter, or a distribution as by_step() gives it."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value['mean']:,.4g} on average, {value['min']:,.4g} to {value['max']:,.4g}, {value['count']:,} times"

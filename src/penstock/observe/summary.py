@@ -19,7 +19,7 @@ def summary(result: RunResult, run_dir: object) -> str:
     """How many rows, how long, what failed, and where the output is."""
     read = f"{rows_read(result.counts):,} rows"
     if result.was_finished:
-        told = f"the run in {run_dir} is finished, nothing is left to do (--fresh starts over): {read}"
+        told = f"the run in {run_dir} is finished, nothing is left to do (fresh=True, or --fresh, starts over): {read}"
     elif result.splits_before:
         told = f"{read} ({result.rows_before:,} of them before), {result.seconds:.1f} s"
     else:
