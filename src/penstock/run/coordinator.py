@@ -24,7 +24,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.blocks import rows_of
 from penstock.errors import EngineError, NotShippableError, PenstockError, StoppedError, WorkerDiedError
