@@ -13,12 +13,15 @@ import types
 import weakref
 from collections import Counter
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import penstock as ps
 from penstock.errors import ModelLoadError, StepError, UsageError
+from penstock.handlers.model_files import open_model_file
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.served import host_spec
 from penstock.inference.session import ProcessSessions
@@ -203,6 +206,48 @@ def test_a_key_names_one_file_of_the_folder_and_no_other(folder):
     assert good == []
     assert [failure.error_type for _, failure in bad] == ["LookupError"] * len(rows)
     assert "there is no" in bad[6][1].message
+
+
+class FromStore(FromFile):
+    def load_model(self):
+        with open_model_file(self.path) as file:
+            return json.load(file)
+
+
+ODD = ["a b", "ä漢", "%20", "x*[1]?", "{key}", "a::b", "'\"", "#1", "-", "~", "new\nline"]
+
+
+@pytest.mark.parametrize("store", ["memory://of-keys", "file://{folder}", "{folder}"])
+def test_models_in_any_store_and_keys_of_odd_characters(tmp_path, store):
+    pattern = f"{store.replace('{folder}', str(tmp_path))}/m-{{key}}.json"
+    for number, key in enumerate(ODD):
+        fs, _ = fsspec.core.url_to_fs("memory://" if store.startswith("memory") else str(tmp_path))
+        with fs.open(pattern.replace("{key}", key).removeprefix("file://"), "w") as file:
+            json.dump({"number": number}, file)
+    rows = [(key, n) for n, key in enumerate([*ODD, "gone", "x" * 300, "\udc80"])]
+    expected = [(key, n * 1000 + min(n, len(ODD))) for key, n in rows]
+    handler = ps.KeyedModelHandler.from_pattern(pattern, FromStore(), default=Scale(len(ODD)))
+    assert run(WAYS["here"], rows, handler)[0] == expected
+    good, bad = handled(WAYS["here"], rows, ps.KeyedModelHandler.from_pattern(pattern, FromStore()))
+    assert good == expected[: len(ODD)]
+    assert [failure.error_type for _, failure in bad] == ["LookupError"] * 3
+    assert len(handler.model_files()) == (0 if store.startswith("memory") else len(ODD))
+
+
+def test_keys_at_a_web_address_are_quoted_and_its_secrets_are_not_told():
+    handler = ps.KeyedModelHandler.from_pattern("https://me:secret@store/{key}.json?token=secret", FromFile())
+    assert handler.unkeyed.handler_of("a?b#c d").path == "https://me:secret@store/a%3Fb%23c%20d.json?token=secret"
+    assert "secret" not in repr(handler)
+
+
+def test_a_store_that_cannot_be_asked_sends_no_row_to_the_default(monkeypatch):
+    def refuses(self, path, **options):
+        raise PermissionError("no right to look")
+
+    handler = ps.KeyedModelHandler.from_pattern("memory://of-keys/none-{key}.json", FromStore(), default=Scale(9))
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match=r"none-k\.json' does not exist"):
+        patch.setattr(MemoryFileSystem, "info", refuses)
+        run(WAYS["here"], [("k", 1)], handler)
 
 
 # What is around the models.

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler, at_path, describes_same_model
+from penstock.io.files import exists, without_secrets
 
 Handler = ModelHandler[Any, Any, Any]
 
+ASK_AGAIN = 60.0  # seconds after which a store is asked once more for a file that it did not have
 SHOWN = 5  # keys, in an error
 DEFAULT = "/default"  # no key of a pattern has a slash
 
@@ -108,13 +112,13 @@ class Mapped(OfKey):
 
 
 class Pattern(OfKey):
-    """A file for each key, by its name."""
+    """A file for each key, by its name: a local path, or a URL that fsspec knows."""
 
     def __init__(self, pattern: str, handler: Handler) -> None:
         self._pattern = pattern
         self._handler = handler
-        self._is_local = "://" not in pattern
         self._seen: set[str] = set()
+        self._missing: dict[str, float] = {}  # at a URL, and since when that is known
         self.handler("key")  # a handler that cannot be told another path says so now
 
     def kinds(self) -> Sequence[Handler]:
@@ -127,10 +131,22 @@ class Pattern(OfKey):
             return name
         if not name or re.search(r"[/\\\0]", name) or name in {".", ".."}:
             raise LookupError("a key is text or a whole number, and part of the name of one file")
-        if self._is_local and not os.path.exists(self._path(name)):
-            raise LookupError(f"there is no {self._path(name)}")
+        if not self._is_there(name):
+            raise LookupError(f"there is no {without_secrets(self._path(name))}")
         self._seen.add(name)
         return name
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a key has a file, as far as can be seen: where it cannot, the error of the load says why."""
+        path, now = self._path(name), time.monotonic()
+        if "://" not in path:
+            return exists(path)
+        if now < self._missing.get(name, -ASK_AGAIN) + ASK_AGAIN:
+            return False
+        if exists(path):
+            return True
+        self._missing[name] = now
+        return False
 
     def handler(self, name: str) -> Handler:
         return at_path(self._handler, self._path(name))
@@ -139,22 +155,25 @@ class Pattern(OfKey):
         return isinstance(other, Pattern) and self._pattern == other._pattern and same_handler(self._handler, other._handler)
 
     def files(self) -> Iterator[str]:
-        if self._is_local:
-            before, _, after = self._pattern.partition("{key}")
+        pattern = self._pattern.removeprefix("file://")
+        if "://" not in pattern:
+            before, _, after = pattern.partition("{key}")
             folder, begin = os.path.split(before)
             yield from sorted(str(path) for path in Path(folder or ".").glob(f"{_plain(begin)}*{_plain(after)}"))
 
     def compared(self) -> Mapping[str, Any]:
-        return {"pattern": self._pattern, "model": self._handler}
+        return {"pattern": without_secrets(self._pattern), "model": self._handler}
 
     def describe(self) -> str:
-        return f"a model for each key, {self._pattern}"
+        return f"a model for each key, {without_secrets(self._pattern)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": set()}
+        return {**self.__dict__, "_seen": set(), "_missing": {}}
 
     def _path(self, name: str) -> str:
-        return self._pattern.replace("{key}", name)
+        """In the address of a web page, characters such as "?" would not be part of the name."""
+        is_web = self._pattern.startswith(("http://", "https://"))
+        return self._pattern.replace("{key}", quote(name, safe="") if is_web else name)
 
 
 class Changed(OfKey):

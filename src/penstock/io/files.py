@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import glob
 import inspect
@@ -151,6 +152,25 @@ def list_files(pattern: str) -> list[InputFile]:
         told = without_secrets(f"{pattern}: cannot be listed: {exc}")
         raise InputError(f"{told}; check the path and the right to read it") from open_cause(exc)
     return [_input_file(fs, path, found[path]) for path in sorted(found)]
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder. Where that cannot be seen, as without the right to, it counts as there."""
+    try:
+        if "://" in path:
+            fs, inner = store_of(path, InputError)
+            fs.info(inner)  # exists() takes every error for a no
+        else:
+            os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:
+        return exc.errno != errno.ENAMETOOLONG
+    except ValueError:  # no name of a file
+        return False
+    except Exception:  # of a store
+        return True
+    return True
 
 
 def look_again(file: InputFile) -> InputFile | None:
