@@ -63,7 +63,7 @@ class ServerCommand:
 class ServerProcess:
     """A server that is ready. It ends with close(), when nothing refers to this any more, and with this process."""
 
-    def __init__(self, port: int, key: str, ready_url: str, guardian: Guardian, log: ServerLog) -> None:
+    def __init__(self, port: int, key: str, ready_url: str, guardian: ServerGuardian, log: ServerLog) -> None:
         self.port = port
         self.key = key
         self.url = f"http://{HOST}:{port}"
@@ -108,7 +108,7 @@ class ServerProcess:
         return self._log.text()
 
 
-class Guardian:
+class ServerGuardian:
     """The guardian of a server, as the process sees it that has started it."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -185,7 +185,7 @@ def _started(command: ServerCommand, port: int) -> ServerProcess:
         own[command.key_variable] = key
     arguments = [argument.replace(PORT, str(port)) for argument in command.command]
     file = None if command.log_file is None else open(command.log_file, "ab", buffering=0)  # noqa: SIM115  # before it starts
-    guardian = Guardian(arguments, own)
+    guardian = ServerGuardian(arguments, own)
     assert guardian.process.stdout is not None
     log = ServerLog(guardian.process.stdout, file, key)
     server = ServerProcess(port, key, command.ready_url.replace(PORT, str(port)), guardian, log)
