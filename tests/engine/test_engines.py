@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import penstock as ps
@@ -70,6 +72,45 @@ def test_an_engine_that_does_not_stop_is_seen():
 
     with pytest.raises(AssertionError, match=r"a run that was stopped: wait\(\) returned; it must raise StoppedError"):
         check_engine(Deaf(), ["resume"], workers=0)
+
+
+def test_an_engine_that_tells_nothing_or_wrong_things_of_a_run_is_seen():
+    class Silent(Broken):
+        def explain(self, graph, options):
+            return "runs somewhere"
+
+    class Runs(Broken):
+        def explain(self, graph, options):
+            self.start(graph, options).wait()
+            return super().explain(graph, options)
+
+    class Lies(Broken):
+        told: object = None
+
+        def start(self, graph, options):
+            run = super().start(graph, options)
+            made, run.progress = run.progress, lambda: self.spoil_progress(made())
+            return run
+
+    lies = Lies()
+
+    def rows(stages, more):
+        return [replace(each, rows=each.rows + more) for each in stages]
+
+    wrong = {
+        r"progress\(\) before wait\(\) returned None": lambda stages: None,
+        r"progress\(\) after wait\(\) tells of 0 rows in 0 stage": lambda stages: [],
+        r"progress\(\) after wait\(\) tells of 598 rows": lambda stages: rows(stages, -1),
+        r"progress\(\) after wait\(\): 301 rows of 300": lambda stages: rows(stages, 1),
+    }
+    with pytest.raises(AssertionError, match=r"explain\(\) does not name the step 'Numbers'"):
+        check_engine(Silent(), ["rows"], workers=0)
+    with pytest.raises(AssertionError, match=r"explain\(\) has run the pipeline"):
+        check_engine(Runs(), ["rows"], workers=0)
+    for message, spoil in wrong.items():
+        lies.spoil_progress = spoil
+        with pytest.raises(AssertionError, match=message):
+            check_engine(lies, ["rows"], workers=0)
 
 
 def test_a_group_that_there_is_not():

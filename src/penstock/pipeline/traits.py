@@ -29,6 +29,7 @@ class Traits:
     window: int = 0  # rows that should be under way in it at once, where it has many models; 0: any number will do
     takes_batches: bool = False  # a row that comes in is a batch of rows
     takes: Literal["rows", "columns", "either"] = "rows"  # what it wants; the other is turned into it
+    in_columns: str = ""  # how to write a step of rows so that columns stay columns, if there is a way
     columns: bool = False  # tables go through it, or start or end here, as they are, and none of it is the user's Python
     failures: frozenset[str] = frozenset()  # the outputs that rows which failed leave by
     handling: Handling | None = None

@@ -22,6 +22,7 @@ U = TypeVar("U")
 InT = TypeVar("InT", contravariant=True)
 OutT = TypeVar("OutT", covariant=True)
 
+IN_COLUMNS = 'ps.MapBatches(..., format="arrow")'
 BATCH_ROWS = 64  # of BatchElements, where nothing else is said
 
 RowOutputs: TypeAlias = Callable[[Any], list[tuple[str, Any]]]  # what one row becomes
@@ -40,6 +41,9 @@ class RowFunction(Handleable[PCollection[T], PCollection[U]]):
             raise UsageError(f"{name}({fn!r}): expected a function of one row")
         self.function_name = describe_function(fn)
         self.fn: Callable[..., Any] = _bind(fn, args, kwargs) if args or kwargs else fn
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), in_columns=IN_COLUMNS)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)
@@ -108,7 +112,8 @@ class MapBatches(PTransform[PCollection[T], PCollection[U]]):
         self.format = format
 
     def traits(self) -> Traits:
-        return Traits(batch=self.batch_size, takes="columns" if self.format == "arrow" else "rows")
+        takes: Literal["rows", "columns"] = "columns" if self.format == "arrow" else "rows"
+        return Traits(batch=self.batch_size, takes=takes, in_columns=IN_COLUMNS)
 
     def expand(self, pcoll: PCollection[T]) -> PCollection[U]:
         return single(self, pcoll)

@@ -11,7 +11,6 @@ from penstock.inference.spec import InferenceSpec
 from penstock.models.memory import DEVICE_SHARE, available_bytes, file_bytes
 from penstock.models.place import Place, Surroundings, Wishes, choose_place, is_small
 from penstock.pipeline.traits import is_ours
-from penstock.pipeline.transforms import MapBatches, RowFunction
 from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
@@ -147,8 +146,8 @@ def _of_examples(step: Step) -> str:
 def _advice(step: Step) -> str:
     model = step.traits.model
     if model is None:
-        keeps = isinstance(step.transform, (RowFunction, MapBatches))
-        return ': ps.MapBatches(..., format="arrow") would keep them' if keeps else ""
+        other = step.traits.in_columns
+        return f": {other} would keep them" if other else ""
     if not model.path.plain:
         return ": so do keys, pre- and postprocess functions and with_no_batching()"
     return ": columns= on the handler would keep them"

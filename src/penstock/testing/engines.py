@@ -15,6 +15,7 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.transform import RunInference
 from penstock.io.lines import WriteToText
 from penstock.io.memory import Create
+from penstock.observe.progress import StageProgress
 from penstock.observe.result import RunResult, StepCount
 from penstock.pipeline.graph import PCollection
 from penstock.pipeline.pipeline import Engine, Pipeline
@@ -53,9 +54,10 @@ def check_engine(
     """Raise AssertionError, with the case and what was expected, unless the engine keeps its contract.
 
     Small pipelines are run as `Pipeline(engine=engine, **options)` runs them. The groups: `rows`: every transform gives the
-    right rows, failures and counts, errors end the run and leave no output, models may live in hosts; `order`: rows come out
-    in the order in which they went in; `resume`: a run with `run_dir` that was interrupted is resumed, and ends with the
-    output of a clean run. `folder` is an empty one for inputs and outputs that all workers reach; without, one is made here.
+    right rows, failures and counts, errors end the run and leave no output, models may live in hosts, explain() and
+    progress() tell of a run; `order`: rows come out in the order in which they went in; `resume`: a run with `run_dir` that
+    was interrupted is resumed, and ends with the output of a clean run. `folder` is an empty one for inputs and outputs that
+    all workers reach; without, one is made here.
     """
     unknown = set(groups) - set(GROUPS)
     expect(not unknown, f"check_engine() has no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")
@@ -218,6 +220,45 @@ def _collected(bench: _Bench) -> None:
     check_same([[n] for n in range(ROWS)], sorted(rows.collect()), "collect()")
 
 
+def _told(bench: _Bench) -> None:
+    """What the engine says of a run: before it, meanwhile and after it."""
+    ran = bench.folder / "ran"
+    p = bench.pipeline()
+    rows = p | "Numbers" >> Create(range(ROWS)) | "Mark" >> Map(_mark, str(ran)) | Reshuffle() | "Text" >> Map(str)
+    rows | "Write" >> WriteToText(str(bench.folder / "out"))
+    told: object = p.explain()
+    expect(isinstance(told, str), f"explain() returned {told!r}; it must say in words how the pipeline would run")
+    for name in ("Numbers", "Mark", "Text", "Write"):
+        expect(name in str(told), f"explain() does not name the step {name!r}: {told}")
+    expect(not ran.exists() and not (bench.folder / "out").exists(), "explain() has run the pipeline; it must run nothing")
+    run = p.start()
+    before = _progress(run.progress(), "before wait()")
+    expect(sum(stage.rows for stage in before) <= 2 * ROWS, f"progress() before wait() tells of too many rows: {before}")
+    run.wait()
+    after = _progress(run.progress(), "after wait()")
+    seen = sum(stage.rows for stage in after)
+    told = f"progress() after wait() tells of {seen} rows in {len(after)} stage(s), expected {ROWS} in each: {after}"
+    expect(bool(after) and seen == ROWS * len(after), told)
+
+
+def _progress(told: object, when: str) -> Sequence[StageProgress]:
+    stages = list(told) if isinstance(told, Sequence) else None
+    expect(
+        stages is not None and all(isinstance(each, StageProgress) for each in stages),
+        f"progress() {when} returned {told!r}; it must be a StageProgress for each stage, or nothing yet",
+    )
+    assert stages is not None
+    for stage in stages:
+        known = stage.rows if stage.known is None else stage.known
+        expect(stage.rows <= known, f"progress() {when}: {stage.rows} rows of {known}: {stage}")
+    return stages
+
+
+def _mark(number: int, path: str) -> int:
+    Path(path).touch()
+    return number
+
+
 def _order(bench: _Bench) -> None:
     numbers = list(range(ORDERED_ROWS))
     negative = [-n for n in numbers]
@@ -311,7 +352,7 @@ def _check_resumed(bench: _Bench, result: RunResult, what: str) -> None:
 
 
 GROUPS: dict[str, Sequence[Callable[[_Bench], None]]] = {
-    "rows": (_transforms, _failures, _errors, _collected),
+    "rows": (_transforms, _failures, _errors, _collected, _told),
     "order": (_order,),
     "resume": (_interrupted, _stopped),
 }
