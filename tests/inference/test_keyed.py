@@ -423,8 +423,10 @@ class Fails(FromFile):
     def load_model(self):
         model = super().load_model()
         if model.get("failures", 0):
-            with open(self.path, "w") as file:
+            beside = f"{self.path}.{os.getpid()}"  # two workers may do this at once, and read what the other writes
+            with open(beside, "w") as file:
                 json.dump({**model, "failures": model["failures"] - 1}, file)
+            os.replace(beside, self.path)
             raise OSError(f"cannot read {model['number']}")
         return model
 
@@ -474,6 +476,15 @@ class Weighs(Scale):
 
     def model_bytes(self, model):
         return len(model["weights"])
+
+
+@pytest.mark.parametrize("place", [{}, {"large_model": True}], ids=["here", "host"])
+def test_what_is_in_memory_at_the_end_is_told_of_each_model(place):
+    _, metrics = run(WAYS["here"], [("k0", 1), ("k2", 2), ("k3", 3)], mapped(4, place, Weighs, memory_budget=10 << 20))
+    uses = {key.name: use for key, use in metrics.models.items()}
+    assert {name: use.bytes for name, use in uses.items()} == dict.fromkeys(["k0", "k2", "k3"], 4 << 20)
+    assert sorted(use.resident for use in uses.values()) == [0, 4 << 20, 4 << 20]
+    assert [(use.loads, use.unloads) for use in uses.values() if not use.resident] == [(1, 1)]
 
 
 def test_a_model_larger_than_the_budget_costs_its_rows_alone(way):

@@ -387,6 +387,9 @@ def test_whatever_happens_every_row_is_answered_and_the_budget_holds(seed):
     for _ in range(100):
         place.now += PATIENCE
         answered += place.settle()
+    uses = {model: use for model, use in place.residency.uses.items() if use.resident}
+    assert {model: use.resident for model, use in uses.items()} == {model: place.size(model) for model in place.held}
+    assert sum(use.resident for use in place.residency.uses.news().values()) == sum(map(place.size, place.held))
     assert answered + len(place.refused) == submitted
     assert not place.residency.are_waiting
     assert place.most_bytes <= budget.bytes + max(sizes.values(), default=0), "by one model, unless all are of one size"

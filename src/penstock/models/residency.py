@@ -225,6 +225,7 @@ class Residency(Generic[T]):
         held = self._held.get(model)
         if held is not None and not held.loading:
             self.room.add(held.copy, size - held.bytes, 0)
+            self.uses.count(model, resident=size - held.bytes)
             held.bytes = self.uses[model].bytes = size
 
     def put_first(self, model: Model) -> None:
@@ -345,6 +346,8 @@ class Residency(Generic[T]):
     def _drop(self, model: Model) -> int:
         held = self._held.pop(model)
         self.room.add(held.copy, -held.bytes, -1)
+        if not held.loading:
+            self.uses.count(model, resident=-held.bytes)
         self._loading.pop(model, None)
         if self._closing == model:
             self._closing = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.errors import ModelLoadError, PenstockError, UsageError
 from penstock.models.budget import MemoryBudget
@@ -46,9 +46,10 @@ class Uses(dict[Model, Use]):
         use = self[model] = Use()
         return use
 
-    def count(self, model: Model, *, hits: int = 0, loads: int = 0, unloads: int = 0, seconds: float = 0.0) -> None:
+    def count(self, model: Model, **more_of: Any) -> None:
+        """By how much the numbers of a ModelUse have grown."""
         use = self[model]
-        more = ModelUse(use.bytes, loads, unloads, hits, seconds)
+        more = ModelUse(use.bytes, **more_of)
         use.add(more)
         if (news := self._news.get(model)) is None:
             self._news[model] = more
@@ -69,7 +70,7 @@ class Uses(dict[Model, Use]):
                 self._unpacked = self._unpacked[0] + files, self._unpacked[1] + size
         use.failed = use.killed = 0
         use.alone, use.bytes = in_doubt, 0 if in_doubt else size
-        self.count(model, loads=1, seconds=seconds)
+        self.count(model, loads=1, seconds=seconds, resident=size)
 
     def forgive(self, model: Model) -> bool:
         """Its process was killed while it loaded; whether that is not held against it."""

@@ -52,6 +52,7 @@ class ModelUse:
     unloads: int = 0
     hits: int = 0  # blocks of rows that found it loaded
     seconds: float = 0.0  # of loading
+    resident: int = 0  # bytes that are in memory, of all places together: more with a load, fewer when it goes
 
     def add(self, more: ModelUse) -> None:
         self.bytes = more.bytes or self.bytes
@@ -59,6 +60,7 @@ class ModelUse:
         self.unloads += more.unloads
         self.hits += more.hits
         self.seconds += more.seconds
+        self.resident += more.resident
 
 
 @dataclass(repr=False)
