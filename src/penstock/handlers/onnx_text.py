@@ -149,7 +149,7 @@ class OnnxTextModelHandler(OnnxModelHandlerNumpy):
         answers: list[Any] = [None] * len(batch)
         for length in np.unique(lengths):
             own = np.flatnonzero(lengths == length)
-            made = self.run_inference([batch[at] for at in own], model, inference_args)
+            made = self.run_inference([batch[int(at)] for at in own], model, inference_args)
             for at, answer in zip(own, as_rows(made), strict=True):
                 answers[at] = answer
         return answers
