@@ -328,6 +328,22 @@ def test_vectors_of_tokens_are_cut_to_the_text() -> None:
     np.testing.assert_allclose(first.run_inference(rows, first.load_model())[0], answers[0][0], atol=0.05)
 
 
+@pytest.mark.parametrize("more", [{}, {"length_buckets": [8, 32]}])
+def test_a_text_model_without_a_mask(more: Any, tmp_path: Path) -> None:
+    """Which cannot know what fills a batch up: the answer to a text is that to it alone."""
+    table = np.random.default_rng(0).normal(size=(30522, 4)).astype(np.float32)
+    nodes = [
+        ("Gather", ["table", "input_ids"], ["rows"], {"axis": 0}),
+        ("ReduceMean", ["rows"], ["mean"], {"axes": [1], "keepdims": 0}),
+        ("ReduceMax", ["rows"], ["most"], {"axes": [1], "keepdims": 0}),
+    ]
+    outputs = [(name, TensorProto.FLOAT, ["n", 4]) for name in ("mean", "most")]
+    inputs = [("input_ids", TensorProto.INT64, ["n", "length"])]
+    path = save(tmp_path / "mean.onnx", nodes, inputs, outputs, [("table", table)])
+    for names in (["mean"], ["mean", "most"]):
+        check_handler(OnnxTextModelHandler(path, TOKENIZER, output_names=names, **more), TEXTS)
+
+
 def test_texts_that_are_none_fail_alone() -> None:
     handler = OnnxTextModelHandler(
         MINILM, TOKENIZER, pooling="mean", columns="text", output_column="vector", max_batch_size=4

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.errors import BadRowsError, UsageError
+from penstock.errors import BadRowsError, RowError, UsageError
 from penstock.handlers.pytorch import PytorchModelHandlerKeyedTensor, PytorchModelHandlerTensor, make_tensor_model_fn
 from penstock.testing import check_handler
 
@@ -30,6 +30,11 @@ class Bag(torch.nn.Module):
         weights = attention_mask.unsqueeze(-1).to(self.table.weight.dtype)
         mean = (self.table(ids) * weights).sum(1) / weights.sum(1)
         return mean if scale is None else mean * scale.unsqueeze(1)
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return (x * attention_mask).sum(1)
 
 
 class Linear(torch.nn.Module):
@@ -110,6 +115,19 @@ def test_a_mask_of_the_rows_own_is_kept(bag: dict[str, Any]) -> None:
     rows[2]["attention_mask"][:3] = 0
     handler = PytorchModelHandlerKeyedTensor(**{**bag, "pad": {"ids": 0, "attention_mask": 0}}, mask=None)
     check_handler(handler, rows)
+    padded = PytorchModelHandlerKeyedTensor(**bag)
+    check_handler(padded, rows)
+    mixed = [{"ids": rows[0]["ids"]}, *rows[1:]]  # where the first has none, the others keep theirs
+    answers = padded.run_inference(mixed, padded.load_model())
+    torch.testing.assert_close(answers, padded.run_inference(rows, padded.load_model()))
+
+
+def test_rows_of_several_types_are_refused(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "sum.pt")
+    handler = PytorchModelHandlerKeyedTensor(model_class=Sum, state_dict_path=str(tmp_path / "sum.pt"), pad={"x": 0})
+    rows = [{"x": torch.tensor([1, 2])}, {"x": torch.tensor([0.5])}]  # as whole numbers it would be 0
+    with pytest.raises(RowError, match=r"must have one type, but saw torch.float32, torch.int64; convert them"):
+        handler.run_inference(rows, handler.load_model())
 
 
 def test_rows_that_cannot_be_padded_fail_alone(bag: dict[str, Any]) -> None:

@@ -30,9 +30,9 @@ def answers_of(output: Any, rows: int, name: str = "") -> Any:
         parts = {key: answers_of(part, rows, f"{name}[{key!r}]") for key, part in output.items()}
         if all(hasattr(part, "dtype") for part in parts.values()):
             return parts
-        return [dict(zip(parts, answers, strict=True)) for answers in zip(*map(_as_rows, parts.values()), strict=True)]
+        return [dict(zip(parts, answers, strict=True)) for answers in zip(*map(as_rows, parts.values()), strict=True)]
     if is_several(output):
-        split = [_as_rows(answers_of(part, rows, f"{name}[{at}]")) for at, part in enumerate(output)]
+        split = [as_rows(answers_of(part, rows, f"{name}[{at}]")) for at, part in enumerate(output)]
         return list(zip(*split, strict=True))
     if hasattr(output, "to_numpy"):  # a frame would be iterated by column
         output = output.to_numpy()
@@ -98,7 +98,8 @@ def _count_of(output: Any) -> int:
     return len(output) if hasattr(output, "__len__") and not isinstance(output, NO_ROWS) else 0
 
 
-def _as_rows(answers: Any) -> Any:
+def as_rows(answers: Any) -> Any:
+    """Of a dict of arrays, one dict for each row; all else has its rows first."""
     if not isinstance(answers, dict):
         return answers
     return [dict(zip(answers, row, strict=True)) for row in zip(*answers.values(), strict=True)]

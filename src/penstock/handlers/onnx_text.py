@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 import numpy as np
 
 from penstock.errors import MissingPackageError, UsageError
+from penstock.handlers.array_answers import as_rows
 from penstock.handlers.array_columns import Array
 from penstock.handlers.arrays import InferenceArgs
 from penstock.handlers.onnx_models import OnnxModelHandlerNumpy, SessionOptions
@@ -128,7 +129,10 @@ class OnnxTextModelHandler(OnnxModelHandlerNumpy):
                 "OnnxModelHandlerNumpy, or give them as inference_args"
             )
         lengths = np.array([len(row.ids) for row in batch])
-        length = max(self.padded_length(int(lengths.max())), 1)
+        padded = np.array([self.padded_length(int(length)) for length in lengths])
+        if "attention_mask" not in names and len(set(padded)) > 1:
+            return self._run_by_length(batch, padded, model, inference_args)
+        length = max(int(padded.max()), 1)
         mask = np.arange(length) < lengths[:, np.newaxis]
         ids = np.full((len(batch), length), batch[0].pad, np.int64)
         ids[mask] = np.concatenate([row.ids for row in batch])
@@ -139,6 +143,16 @@ class OnnxTextModelHandler(OnnxModelHandlerNumpy):
             parts = {name: self._pooled(part, mask) for name, part in output.items()}
             return _by_row(parts)
         return self._pooled(output, mask)
+
+    def _run_by_length(self, batch: Sequence[Row], lengths: Array, model: Any, inference_args: InferenceArgs) -> list[Any]:
+        """Texts of one length, or bucket of lengths, together: the model does not see which tokens fill a batch up."""
+        answers: list[Any] = [None] * len(batch)
+        for length in np.unique(lengths):
+            own = np.flatnonzero(lengths == length)
+            made = self.run_inference([batch[int(at)] for at in own], model, inference_args)
+            for at, answer in zip(own, as_rows(made), strict=True):
+                answers[at] = answer
+        return answers
 
     def _pooled(self, output: Any, mask: Array) -> Any:
         if output.ndim == 3 and output.shape[:2] == mask.shape:

@@ -282,7 +282,7 @@ class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tenso
 
     pad={"input_ids": 0}: these keys may have different lengths. Rows of like length share a batch, which is filled up at the
     end with these values to its longest row, or to the next of length_buckets. The model gets a mask, too: 1 where a row has
-    a value, under the name of mask=, unless rows have that key already.
+    a value, under the name of mask=; of rows that have that key already, it is theirs, filled up with 0.
 
     columns=["a", "b"]: the model gets each column as one named argument: numbers as [rows], lists of one length as
     [rows, length]. Floats become the model's own, nulls among them NaN; whole numbers stay what they are, and a row with a
@@ -301,7 +301,9 @@ class PytorchModelHandlerKeyedTensor(_PytorchModelHandler["dict[str, torch.Tenso
     ) -> None:
         """Like PytorchModelHandlerTensor.
 
-        pad: keys of different lengths, and what fills each up. mask: what the mask is called; None: there is none.
+        pad: keys of different lengths, and what fills each up. mask: what the mask is called; None: there is none. A model
+            without a mask must know padding by its values, or the answer to a row depends on the others in its batch; if
+            it does not, leave pad= out, and give max_batch_size=1.
         """
         self._padding = None if pad is None else Padding(values=dict(pad), mask=mask)
         super().__init__(inference_fn=inference_fn, **settings)

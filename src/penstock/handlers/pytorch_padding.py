@@ -35,23 +35,30 @@ class Padding:
         self, rows: Sequence[Mapping[str, torch.Tensor]], pad_to: Callable[[int], int]
     ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
         """The keys that are padded, and the mask, as one tensor each; and the rows with the other keys."""
-        import torch
-
         self._check(rows)
         lengths = [self.length_of(row) for row in rows]
         length = pad_to(max(lengths))
         made = {name: _filled([row[name] for row in rows], length, value) for name, value in self.values.items()}
-        if self.mask is not None and self.mask not in rows[0]:
-            own = torch.tensor([len(row[next(iter(self.values))]) for row in rows])
-            made[self.mask] = (torch.arange(length) < own.unsqueeze(1)).long()
+        if self.mask is not None:
+            made[self.mask] = self._masks(rows, length)
         return made, [{name: value for name, value in row.items() if name not in made} for row in rows]
+
+    def _masks(self, rows: Sequence[Mapping[str, torch.Tensor]], length: int) -> torch.Tensor:
+        """1 where a row has a value; of rows with masks of their own, these."""
+        import torch
+
+        lengths = [len(row[next(iter(self.values))]) for row in rows]
+        if any(self.mask in row for row in rows):
+            made = [torch.ones(own).long() for own in lengths]
+            return _filled([row.get(str(self.mask), ones) for row, ones in zip(rows, made, strict=True)], length, 0)
+        return (torch.arange(length) < torch.tensor(lengths).unsqueeze(1)).long()
 
     def _check(self, rows: Sequence[Any]) -> None:
         bad: dict[int, Exception] = {}
         for at, row in enumerate(rows):
-            seen = {name: _length(row.get(name)) for name in self.values} if isinstance(row, Mapping) else {}
+            names = [*self.values, *([self.mask] if isinstance(row, Mapping) and self.mask in row else [])]
+            seen = {name: _length(row.get(name)) for name in names} if isinstance(row, Mapping) else {}
             if not seen or None in seen.values() or len(set(seen.values())) > 1:
-                names = list(self.values)
                 bad[at] = RowError(f"the keys {names}, which pad= names, must be tensors of one length, but saw {seen}")
         if bad:
             raise BadRowsError(bad)
@@ -63,6 +70,9 @@ def _length(value: Any) -> int | None:
 
 def _filled(tensors: Sequence[torch.Tensor], length: int, value: float) -> torch.Tensor:
     first = tensors[0]
+    if any(tensor.dtype != first.dtype for tensor in tensors):  # they would become those of the first
+        seen = sorted({str(tensor.dtype) for tensor in tensors})
+        raise RowError(f"the rows of one batch must have one type, but saw {', '.join(seen)}; convert them in a step before")
     made = first.new_full((len(tensors), length, *first.shape[1:]), value)
     for at, tensor in enumerate(tensors):
         made[at, : len(tensor)] = tensor
