@@ -175,14 +175,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     (None, "but the row is NoneType"),
 ]
 BAD_LISTS: list[tuple[Any, str]] = [
-<<<<<<< HEAD
-    (
-        {"positions": [1, 7], "values": [1.0, 2.0]},
-        "takes 3 features, but the row has the position 7; positions count from 0",
-    ),
-=======
     ({"positions": [1, 7], "values": [1.0, 2.0]}, "takes 3 features, but the row has the position 7; pos"),
->>>>>>> w20
     ({"positions": [2**40], "values": [1.0]}, "has the position 1099511627776"),
     ({"positions": [-1], "values": [1.0]}, "positions, which are whole numbers from 0, but saw -1"),
     ({"positions": [1.5], "values": [1.0]}, "but saw 1.5"),
