@@ -678,7 +678,7 @@ class Breaks(Triples):
 )
 def test_a_model_that_dies_of_a_row(mine, tmp_path, how, told, workers):
     handler = Breaks(tmp_path, how, large_model=True, max_batch_size=4)
-    with pytest.raises(ModelCrashError, match=f"(?s)step 'model': the model's process died .*{told}.*row: 77"):
+    with pytest.raises(ModelCrashError, match=f"(?s)step 'model': the process died .*{told}.*row: 77"):
         (ps.Pipeline(workers=workers) | ps.Create(range(200)) | "model" >> ps.RunInference(handler)).collect()
     assert 2 <= len(lines_of(tmp_path / "tries")) <= 12  # the search for the row has a bound
     wait_until(lambda: not mine(MODEL), 2)
@@ -747,7 +747,7 @@ def test_a_row_that_loses_its_model_each_time_is_found(tmp_path):
     handler = LosesModel(tmp_path, 1000, max_batch_size=16)
     _, bad = ps.Pipeline(workers=0) | ps.Create(range(200)) | ps.RunInference(handler).with_exception_handling()
     failed = {row: (failure.kind, failure.message) for row, failure in bad.failed_inferences.collect()}
-    assert failed == {77: ("crashed", "the model's process died with these rows: the server is gone")}
+    assert failed == {77: ("crashed", "the process died with these rows: the server is gone")}
 
 
 def test_a_model_that_is_lost_in_each_load_ends_the_run(tmp_path):
@@ -781,7 +781,7 @@ def test_a_load_that_takes_too_long(mine, tmp_path, gil):
 def test_a_model_that_hangs_in_c_is_killed(mine, tmp_path, workers, settings):
     handler = Breaks(tmp_path, "hang", max_batch_size=2, **settings)
     started = time.monotonic()
-    with pytest.raises(ModelTimeoutError, match=r"(?s)step 'model': the model took longer than the timeout of 1 s.*row: 77"):
+    with pytest.raises(ModelTimeoutError, match=r"(?s)step 'model': one call took longer than the timeout of 1 s.*row: 77"):
         rows = ps.Pipeline(workers=workers, element_timeout=1) | ps.Create(range(200))
         (rows | "model" >> ps.RunInference(handler)).collect()
     assert time.monotonic() - started < 30
@@ -916,7 +916,7 @@ def test_what_happens_to_a_host_is_logged_a_line_for_each_event(tmp_path, caplog
     told = [record for record in caplog.records if record.name.startswith("penstock.")]
     lines = [record.getMessage() for record in told]
     assert {record.levelname for record in told} == {"WARNING"}
-    assert all(line.startswith("step 'model': the model's process died: signal SIGSEGV") for line in lines)
+    assert all(line.startswith("step 'model': its process died: signal SIGSEGV") for line in lines)
     assert "it is started again, restart 1; 8 rows that it held run again, alone" in lines[0]
     assert "restart 2; looking for the row that is to blame, among 4" in lines[1]
 
@@ -927,7 +927,7 @@ def test_a_model_that_is_killed_is_logged(caplog):
     assert good.collect() == [0]
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("penstock.")]
     assert lines
-    assert all("the model's process was killed: a batch took longer than 0.3 s; it is started" in line for line in lines)
+    assert all("its process was killed: one call took longer than 0.3 s; it is started" in line for line in lines)
 
 
 class Sleeps(ps.ModelHandler):

@@ -65,6 +65,7 @@ def test_rows_that_hang_or_crash_are_found(step, expected, workers):
     found = together.collect()
     assert [row for row, failure in found if failure is None] == expected
     assert {row: failure.kind for row, failure in found if failure is not None} == EXPECTED
+    assert [failure.message for _, failure in found if failure is not None and "model" in failure.message] == []
     assert pipeline.result is not None
     counts = pipeline.result.counts["Trouble"]
     assert (counts.rows_in, counts.rows_out, counts.rows_failed) == (80, len(expected), 4)

@@ -974,7 +974,7 @@ def test_a_row_whose_process_dies_again_and_again_is_broken():
         assert host.again(0) == [(0, "a")]
     (command,) = host.die(how="exit code 3")
     assert (command.kind, letters(command.batch)) == ("crashed", "a")
-    assert command.message == "the model's process died with these rows: exit code 3"
+    assert command.message == "the process died with these rows: exit code 3"
     assert not host.dispatch.parcels.is_left(host.numbers["a"])
     host.submit("b", 1)
     assert host.again(0) == [(0, "b")]

@@ -271,6 +271,17 @@ def test_no_class_has_more_than_25_methods():
     assert many == {}
 
 
+def test_files_and_functions_stay_small():
+    large = []
+    for path in SOURCE.rglob("*.py"):
+        lines = len(path.read_text().splitlines())
+        large += [(path.relative_to(SOURCE).as_posix(), lines)] if lines > 400 else []
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno + 1 > 60:
+                large.append((f"{path.relative_to(SOURCE).as_posix()}: {node.name}", node.end_lineno - node.lineno + 1))
+    assert large == []
+
+
 def test_no_two_classes_have_one_name():
     """But for those that penstock.beam offers under the names of Apache Beam."""
     homes = collections.defaultdict(list)

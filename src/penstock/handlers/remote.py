@@ -20,7 +20,7 @@ from penstock.remote.http import Credentials, HttpTransport
 from penstock.remote.kserve import kserve_answer, kserve_request
 from penstock.remote.meter import Meter
 from penstock.remote.openai_format import OpenAIFormat, usage_of
-from penstock.remote.rules import AskingRules, Retries, check_at_least_one
+from penstock.remote.rules import AskingRules, Retries, check_at_least_one, check_positive
 from penstock.remote.service import Service
 
 if TYPE_CHECKING:
@@ -86,11 +86,9 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         most. httpx_args: more arguments of httpx.AsyncClient, such as proxy.
         args_column: of rows that are records, the name of the field with more fields for the request, a dict.
         settings: those of every handler, such as columns and output_column."""
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise UsageError(f"url={without_secrets(str(url))!r}: expected an address that begins with http:// or https://")
+        _check_url(url)
         check_at_least_one("max_in_flight", max_in_flight)
-        if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
-            raise UsageError(f"timeout={timeout!r}: expected seconds, more than 0")
+        check_positive("timeout", timeout, "seconds, more than 0")
         self._max_in_flight = max_in_flight  # before the limits of batches are checked
         super().__init__(**settings)
         names = self.input_columns() or ()
@@ -253,6 +251,11 @@ class OpenAICompatibleModelHandler(HttpModelHandler):
 
     def model_id(self) -> str | None:
         return self._format.model
+
+
+def _check_url(url: object) -> None:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise UsageError(f"url={without_secrets(str(url))!r}: expected an address that begins with http:// or https://")
 
 
 def _checked_options(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -127,8 +127,6 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         settings: those of OpenAICompatibleModelHandler and of every handler, such as prompt, columns and model_copies."""
         self._command = _checked_command(command)
         self._ready_url = _checked_url(ready_url)
-        if protocol not in TASKS:
-            raise UsageError(f"protocol={protocol!r}: expected one of {', '.join(map(repr, TASKS))}")
         self._model = os.fspath(model)
         if self._model and not self._takes_model():
             raise UsageError(f"model={self._model!r}: the command has no {MODEL} in it, so the server would not know of it")
@@ -145,7 +143,7 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
         super().__init__(
             f"http://{HOST}{self._base_path}",
             model_name or self._model or "model",
-            task=TASKS[protocol],
+            task=_task_of(protocol),
             max_in_flight=max_in_flight,
             timeout=timeout,
             num_retries=num_retries,
@@ -223,6 +221,12 @@ class ServerModelHandler(OpenAICompatibleModelHandler):
 
     def _takes_model(self) -> bool:
         return any(MODEL in argument for argument in self._command)
+
+
+def _task_of(protocol: str) -> str:
+    if protocol not in TASKS:
+        raise UsageError(f"protocol={protocol!r}: expected one of {', '.join(map(repr, TASKS))}")
+    return TASKS[protocol]
 
 
 def _checked_command(command: object) -> tuple[str, ...]:

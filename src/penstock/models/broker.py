@@ -196,7 +196,7 @@ class Broker:
         if self._over or any(isinstance(command, GiveUp) for command in commands):
             return  # the error says it
         self._restarts += 1
-        self._tell(f"the model's process {how}; it is started again, restart {self._restarts}{self._dispatch.outlook()}")
+        self._tell(f"its process {how}; it is started again, restart {self._restarts}{self._dispatch.outlook()}")
 
     def _tell(self, what: str) -> None:
         for client in list(self._clients.values())[:1]:

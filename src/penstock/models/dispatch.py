@@ -220,10 +220,10 @@ class Dispatch:
                 if self.keyed is not None:
                     self._moved = self.keyed.charge(batch.model)
                 copy.batches.remove(batch)
-                yield from self._again.failed(batch, TIMED_OUT, f"the model took longer than the timeout of {limit:g} s")
+                yield from self._again.failed(batch, TIMED_OUT, f"one call took longer than the timeout of {limit:g} s")
             if late:
                 yield from self._spared(copy, "another batch took too long, and these rows were called")
-                yield KillCopy(number, f"a batch took longer than {limit:g} s")
+                yield KillCopy(number, f"one call took longer than {limit:g} s")
 
     def _spared(self, copy: Copy, why_not: str) -> Iterator[Command]:
         """It is killed. What it held is innocent, and goes on elsewhere, if it may be called again."""

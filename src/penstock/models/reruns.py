@@ -105,7 +105,7 @@ class Reruns:
 
 
 def process_of(batch: HostBatch) -> str:
-    return "the model's process" if batch.model is None else f"the process of {of_key(batch.model)}"
+    return "the process" if batch.model is None else f"the process of {of_key(batch.model)}"
 
 
 def rows_told(rows: int) -> str:

@@ -28,9 +28,9 @@ class AskingRules:
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute"):
-            _check_positive(name, getattr(self, name), "a number over 0, or None for no limit", optional=True)
+            check_positive(name, getattr(self, name), "a number over 0, or None for no limit", optional=True)
         for name in ("throttle_delay_secs", "max_outage_secs"):
-            _check_positive(name, getattr(self, name), "seconds, more than 0")
+            check_positive(name, getattr(self, name), "seconds, more than 0")
         for name, kind in (("budget", Budget), ("prices", Prices)):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(
@@ -92,7 +92,7 @@ def check_at_least_one(name: str, value: object) -> None:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least 1")
 
 
-def _check_positive(name: str, value: object, expected: str, *, optional: bool = False) -> None:
+def check_positive(name: str, value: object, expected: str, *, optional: bool = False) -> None:
     if optional and value is None:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
