@@ -329,3 +329,36 @@ def test_tensors_in_a_pipeline(sums: Any) -> None:
     assert [float(each.inference) for each in results] == [at * 2 + 2.0 for at in range(5)]
     assert all(torch.is_tensor(each.inference) for each in results)
     assert [each.example.tolist() for each in results] == [each.tolist() for each in examples]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_workers_of_a_model_in_a_host_do_not_import_torch(tmp_path, precision):
+    class Sums(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(width))
+
+        def forward(self, x):
+            return {"sum": (x * self.weight).sum(1).to(precision), "twice": x.double() * 2}
+
+    def looked(table):
+        import sys
+
+        return table.append_column("has_torch", pa.array(["torch" in sys.modules] * table.num_rows))
+
+    torch.save(Sums(2).state_dict(), tmp_path / "model.pt")
+    pq.write_table(pa.table({"x": range(200), "y": [0.5] * 200}), tmp_path / "in.parquet", row_group_size=50)
+    model = {"model_class": Sums, "model_params": {"width": 2}, "state_dict_path": str(tmp_path / "model.pt")}
+    handler = PytorchModelHandlerTensor(columns=["x", "y"], output_prefix="o_", large_model=True, **model)
+    with ps.Pipeline(workers=2) as p:
+        answered = p | ps.ReadFromParquet(tmp_path / "in.parquet") | ps.RunInference(handler)
+        answered | ps.MapBatches(looked, format="arrow") | ps.WriteToParquet(tmp_path / "out")
+    got = pq.read_table(tmp_path / "out")
+    assert set(got["has_torch"].to_pylist()) == {False}
+    assert got.schema.field("o_sum").type == pa.float32()
+    assert got.schema.field("o_twice").type == pa.list_(pa.float64(), 2)
+    assert got["o_sum"].to_pylist() == torch.tensor([at + 0.5 for at in range(200)]).to(precision).tolist()
+    assert got["o_twice"].to_pylist() == [[2.0 * at, 1.0] for at in range(200)]
+    of_tensors = ps.RunInference(PytorchModelHandlerTensor(large_model=True, **model))
+    (made,) = (ps.Pipeline(workers=0) | ps.Create([torch.tensor([1.0, 0.5])]) | of_tensors).collect()
+    assert (made.inference["sum"].dtype, made.inference["sum"].item()) == (precision, 1.5)

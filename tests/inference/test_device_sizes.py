@@ -322,6 +322,45 @@ def test_a_folder_that_cannot_be_is_ignored(tmp_path, monkeypatch):
     assert kept_sizes.read(kept_sizes.cache()) == {}
 
 
+class Searches:
+    """Of two copies: where each began, and what it has found."""
+
+    def __init__(self, *found):
+        self.begun, self.sizes = {}, found
+
+    def begin_at(self, size, copy=0):
+        self.begun[copy] = size
+
+    def found(self, copy=0):
+        return self.sizes[copy]
+
+
+@pytest.mark.usefixtures("cache")
+def test_copies_on_devices_of_two_kinds_keep_a_size_each():
+    kept, searches = kept_sizes.KeptSize(), Searches(100, 700)
+    kept.open("one kind", searches, 0)
+    kept.open("another", searches, 1)
+    assert kept.keep(searches)
+    assert not kept.keep(searches)
+    assert kept_sizes.read(kept_sizes.cache()) == {"one kind": 100, "another": 700}
+    kept = kept_sizes.KeptSize()
+    kept.open("another", searches, 0)
+    kept.open("one kind", searches, 1)
+    assert searches.begun == {0: 700, 1: 100}
+
+
+@pytest.mark.usefixtures("cache")
+def test_copies_on_devices_of_one_kind_keep_what_the_first_has_found():
+    kept, searches = kept_sizes.KeptSize(), Searches(None, 700)
+    kept.open("one kind", searches, 1)
+    kept.open("one kind", searches, 0)
+    assert not kept.keep(searches)
+    searches.sizes = 100, 700
+    assert kept.keep(searches)
+    assert not kept.keep(searches)
+    assert kept_sizes.read(kept_sizes.cache()) == {"one kind": 100}
+
+
 def test_only_so_many_are_kept(cache):
     cache.parent.mkdir()
     cache.write_text(json.dumps({f"old {number}": 1 for number in range(kept_sizes.MOST)}))

@@ -12,7 +12,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 from penstock.errors import InputError, MissingPackageError, UsageError
 from penstock.handlers.model_files import open_model_file
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsSource:
     """Where the model comes from: one of three kinds of file. Checked when made."""
+
+    loaded_when_called: ClassVar = ("model_class",)  # a worker whose model lives elsewhere need not import torch for it
 
     state_dict_path: str | None
     model_class: Callable[..., torch.nn.Module] | None

@@ -132,7 +132,8 @@ class FormingLane:
         if self._failed is not None:
             return
         block = _batch_of(pieces)
-        batch = Ticket(block, parts=None if model is None else [(model, 0, row_count(block))])
+        as_columns = all(rows.ticket.as_columns for rows, _, _ in pieces)
+        batch = Ticket(block, parts=None if model is None else [(model, 0, row_count(block))], as_columns=as_columns)
         try:
             self._lane.submit(batch, self._args, lengths=_lengths_of(pieces), alone=True)
         except NotShippableError as exc:

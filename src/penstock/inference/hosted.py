@@ -29,7 +29,8 @@ from penstock.models.place import Place
 from penstock.observe.metrics import MetricKey
 from penstock.retry import Retry
 from penstock.rows import safe_str
-from penstock.transport.packing import pack
+from penstock.transport.packing import IMPORTING, pack
+from penstock.transport.tensors import received
 
 logger = logging.getLogger(__name__)
 
@@ -139,12 +140,21 @@ class HostedSession:
     # What the host says, on the connection's thread. again() is called with the client's lock held, the others without.
 
     def answered(self, message: Answers, answers: list[Any]) -> None:
+        together = answers[0].answers if len(answers) == 1 and type(answers[0]) is Together else answers
+        if self._gives_rows(message):
+            with IMPORTING:  # not with the lock of all sessions: this may import PyTorch
+                together = received(together, as_tensors=True)
         with self._changed:
             pieces = [(self._ticket(number), start, stop) for number, start, stop in message.pieces]
-            together = answers[0].answers if len(answers) == 1 and type(answers[0]) is Together else answers
             failures, model_id, wrapped, stale = message.failures, message.model_id, message.wrapped, message.stale
             hand_out(Outcome(together, failures, model_id=model_id, wrapped=wrapped, stale=stale), pieces)
             self._settle({number for number, _, _ in message.pieces})
+
+    def _gives_rows(self, message: Answers) -> bool:
+        """Whether some of its answers are for rows, and not for columns."""
+        with self._changed:
+            tickets = [self._ticket(number) for number, _, _ in message.pieces]
+        return not all(ticket is None or ticket.as_columns for ticket in tickets)
 
     def _ticket(self, number: int) -> Ticket | None:
         """None: its bundle has ended."""

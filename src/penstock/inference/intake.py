@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.blocks import Block, drop_rows, join, pick_rows, row_count, rows_of, size_of, slice_rows
+from penstock.blocks import Block, drop_rows, is_table, join, pick_rows, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError, UsageError
 from penstock.failures import Failure
 from penstock.inference.guard import Guard
@@ -174,7 +174,8 @@ class Intake:
     def ticket(self, passage: Passage) -> Ticket:
         sizes = [size_of(row) for row in rows_of(passage.rows)] if self._counts_bytes else None
         parts = None if passage.models is None else parts_of(passage.models)
-        return Ticket(passage.rows if passage.values is None else passage.values, sizes, parts, passage.prepared)
+        block = passage.rows if passage.values is None else passage.values
+        return Ticket(block, sizes, parts, passage.prepared, as_columns=is_table(passage.piece))
 
     def prepare_again(self, passage: Passage, alone: bool) -> None:
         """Rows whose model was replaced by one that takes them prepared otherwise."""

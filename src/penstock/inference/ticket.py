@@ -16,6 +16,7 @@ from penstock.inference.columns import chunked_column
 from penstock.models.outcome import Outcome
 from penstock.rows import PredictionResult, safe_str
 from penstock.transport.packing import why_not_packed
+from penstock.transport.tensors import received
 
 Part: TypeAlias = tuple[str, int, int]  # a model's name, and which rows are for it: from, to
 
@@ -29,6 +30,7 @@ class Ticket:
 
     __slots__ = (
         *(
+            "as_columns",
             "block",
             "error",
             "failures",
@@ -51,8 +53,11 @@ class Ticket:
         sizes: Sequence[int] | None = None,
         parts: Sequence[Part] | None = None,
         prepared: str | None = None,
+        *,
+        as_columns: bool = False,
     ) -> None:
         self.block = block  # what the model is given
+        self.as_columns = as_columns  # whether its answers become columns: of tensors the numbers will do
         self.parts = parts  # of several models, whose rows these are, one after the other; None: of one
         self.prepared = prepared  # with what the rows were, where the model and that may change
         self.stale: int | None = None  # some rows are to be prepared again, for the version of this number
@@ -89,7 +94,7 @@ class Ticket:
                 self.fill_list(start, stop, answers[at : at + stop - start], model_id)
             return
         if positions:
-            self._pieces.append((positions, answers))
+            self._pieces.append((positions, received(answers, as_tensors=not self.as_columns)))
             self._note_model(positions, model_id)
         self.missing -= len(positions)  # last, as above
 

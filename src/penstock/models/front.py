@@ -180,9 +180,9 @@ class Search:
         self._aimings[copy].begin_at(size)
         self._batcher.set_aim(self._aimings[copy].aim(), self._model, copy)
 
-    def found(self) -> int | None:
+    def found(self, copy: int = 0) -> int | None:
         """What a search on a device has come to, for the next run to begin at; None while it has seen too little."""
-        return self._aimings[0].found()
+        return self._aimings[copy].found()
 
     def explain(self) -> str | None:
         """The size that was found, and why; None where the user set it."""

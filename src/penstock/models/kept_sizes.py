@@ -25,36 +25,40 @@ class Searching(Protocol):
 
     def begin_at(self, size: int, copy: int = 0) -> None: ...
 
-    def found(self) -> int | None: ...
+    def found(self, copy: int = 0) -> int | None: ...
 
 
 class KeptSize:
-    """What one search has found: read when the model is there, written whenever it has changed."""
+    """What the searches for a model's copies have found: read when a copy is there, written whenever it has changed. Of
+    copies with one key, on devices of one kind, the first says what is kept."""
 
     def __init__(self, run_dir: str = "") -> None:
         self._folders = [*([Path(run_dir)] if run_dir else []), cache()]  # the first that knows is believed
-        self._key: str | None = None
-        self._known: int | None = None  # what the file says
+        self._keys: dict[int, str] = {}  # of the copies that are there
+        self._known: dict[str, int | None] = {}  # what the file says, by key
 
     def open(self, key: str | None, search: Searching, copy: int = 0) -> None:
         """A model copy is there, whose search has this key: it begins at what is kept. None: nothing is."""
         if key is None:
             return
-        if key != self._key:
-            self._key = key
-            self._known = next((size for folder in self._folders if (size := read(folder).get(key)) is not None), None)
-        if self._known is not None:
-            search.begin_at(self._known, copy)
+        if key not in self._keys.values():
+            self._known[key] = next((size for folder in self._folders if (size := read(folder).get(key)) is not None), None)
+        self._keys[copy] = key
+        if (known := self._known[key]) is not None:
+            search.begin_at(known, copy)
 
     def keep(self, search: Searching) -> bool:
         """Write what was found, if it is news; whether it was."""
-        found = search.found()
-        if self._key is None or found is None or found == self._known:
-            return False
-        self._known = found
-        for folder in self._folders:
-            write(folder, self._key, found)
-        return True
+        news = {}
+        for key, copy in {key: copy for copy, key in sorted(self._keys.items(), reverse=True)}.items():
+            found = search.found(copy)
+            if found is not None and found != self._known[key]:
+                news[key] = found
+        for key, found in news.items():
+            for folder in self._folders:
+                write(folder, key, found)
+        self._known |= news
+        return bool(news)
 
 
 def cache() -> Path:

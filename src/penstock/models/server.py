@@ -51,6 +51,7 @@ from penstock.transport.channel import INLINE_BYTES, Channel
 from penstock.transport.packing import length, load_pickle, pack, unpack
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import Leases, Segment, Segments
+from penstock.transport.tensors import sent
 
 GC_THRESHOLD = 100_000
 MOST_SEGMENTS = 200  # in a message: each has a descriptor
@@ -374,7 +375,7 @@ def _packed_by_reader(outcome: Outcome, job: _Job, step: str) -> dict[int, tuple
 
 def _packed(answers: Any, step: str) -> list[Any]:
     try:
-        return pack(answers if isinstance(answers, list) else [Together(answers)], step, checked=True)
+        return pack(answers if isinstance(answers, list) else [Together(sent(answers))], step, checked=True)
     except NotShippableError as exc:
         raise NotShippableError(str(exc).replace("a row of type", "an answer of type", 1)) from exc.__cause__
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import pickle
 import struct
@@ -17,6 +18,7 @@ import cloudpickle
 from penstock.blocks import Block
 from penstock.errors import NotShippableError
 from penstock.rows import let_through, safe_str, shorten
+from penstock.transport.tensors import is_plain, parts_of, tensor_of
 
 _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
 _PICKLED, _ARROW = 0, 1
@@ -33,12 +35,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         self.foreign = self.foreign or str(type(obj).__module__).partition(".")[0] not in _SURE
-        torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is getattr(torch, "Tensor", None) and _is_plain(torch, obj):
-            if obj.dtype is torch.bfloat16:  # NumPy has no such type
-                return _tensor_of, (obj.contiguous().view(torch.int16).numpy(), True)
-            return _tensor_of, (obj.contiguous().numpy(),)
-        return super().reducer_override(obj)
+        parts = parts_of(obj)
+        return super().reducer_override(obj) if parts is None else (tensor_of, parts)
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -53,7 +51,46 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 _refuse_used_up(each, name)
         _refuse_open(obj)
         _refuse_used_up(obj)
+        if names := getattr(type(obj), "loaded_when_called", ()):
+            fields = {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)}
+            return _with_fields, (type(obj), fields | {name: Later.of(fields[name]) for name in names})
         return super().reducer_override(obj)
+
+
+class Later:
+    """A function or class that was pickled by itself, and is loaded when it is first called: a process that only passes it
+    on need not import what it needs."""
+
+    def __init__(self, pickled: bytes, module: str, name: str) -> None:
+        self._made_of = pickled, module, name
+        self.__module__, self.__qualname__ = module, name  # what it is called
+
+    @classmethod
+    def of(cls, function: Callable[..., Any] | None) -> Later | None:
+        if function is None or isinstance(function, Later):
+            return function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        return cls(dump_step(function), str(getattr(function, "__module__", "")), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return load_pickle(self._made_of[0])(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return Later, self._made_of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Later) and self._made_of == other._made_of
+
+    def __hash__(self) -> int:
+        return hash(self._made_of)
+
+
+def _with_fields(cls: type, fields: dict[str, Any]) -> Any:
+    """A frozen dataclass that was checked when it was made."""
+    made: Any = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _held_by_name(function: types.FunctionType) -> dict[str, Any]:
@@ -105,18 +142,6 @@ def dump_step(step: Any) -> bytes:
         return file.getvalue()
 
 
-def _is_plain(torch: Any, tensor: Any) -> bool:
-    strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-
-
-def _tensor_of(array: Any, bfloat16: bool = False) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if bfloat16 else tensor
-
-
 def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Rows as a pickle that pickle.loads() reads; with a callback, the contents of arrays go there instead."""
     return _dump(rows, buffer_callback)[0]
@@ -141,7 +166,7 @@ class _Stacked:
 
 
 def _unstacked(array: Any, tensors: bool) -> list[Any]:
-    return list(_tensor_of(array).unbind(0) if tensors else array)
+    return list(tensor_of(array).unbind(0) if tensors else array)
 
 
 def _stacked(rows: list[Any]) -> _Stacked | None:
@@ -158,7 +183,7 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
         return None
     if arrays:
         return _Stacked(numpy.stack(rows), False)  # type: ignore[union-attr]
-    return _Stacked(torch.stack(rows).numpy(), True) if all(_is_plain(torch, row) for row in rows) else None  # type: ignore[union-attr]
+    return _Stacked(torch.stack(rows).numpy(), True) if all(is_plain(torch, row) for row in rows) else None  # type: ignore[union-attr]
 
 
 def pack(block: Block, step: str = "", *, checked: bool = False) -> list[Any]:
@@ -220,14 +245,15 @@ def unpack(data: memoryview) -> Iterator[Block]:
         yield _from_ipc(buffers[0]) if kind == _ARROW else load_pickle(buffers[0], buffers[1:])
 
 
-_LOADING = threading.RLock()  # reentrant: what is unpickled may unpickle something itself
+# Held where modules are imported for what comes from elsewhere. Reentrant: what is unpickled may unpickle something itself.
+IMPORTING = threading.RLock()
 _here = threading.local()  # .is_loading: of each thread
 
 
 def load_pickle(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     """pickle.loads(), by one thread at a time: it imports modules, and two threads that begin at different ends of a circle
     of imports wait for each other."""
-    with _LOADING:
+    with IMPORTING:
         before, _here.is_loading = is_loading(), True
         try:
             return pickle.loads(data, buffers=buffers)

@@ -1,0 +1,70 @@
+"""Tensors between processes, as NumPy arrays: only who asks for a tensor needs PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class SentTensor:
+    """A tensor that comes from another process: its rows can be cut and picked as they are."""
+
+    __slots__ = ("array", "is_bfloat16")
+
+    def __init__(self, array: Any, is_bfloat16: bool = False) -> None:
+        self.array = array
+        self.is_bfloat16 = is_bfloat16  # NumPy has no such type: the bits are in numbers of 16 bits
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, at: Any) -> SentTensor:
+        return SentTensor(self.array[at], self.is_bfloat16)
+
+    def numpy(self) -> Any:
+        """The numbers; bfloat16 as float32."""
+        if not self.is_bfloat16:
+            return self.array
+        return (self.array.view("uint16").astype("uint32") << 16).view("float32")
+
+    def tensor(self) -> Any:
+        return tensor_of(self.array, self.is_bfloat16)
+
+
+def sent(answers: Any) -> Any:
+    """Answers on their way: plain tensors as arrays, and whatever else as it is."""
+    if isinstance(answers, dict):
+        return {name: sent(part) for name, part in answers.items()}
+    parts = parts_of(answers)
+    return answers if parts is None else SentTensor(*parts)
+
+
+def received(answers: Any, *, as_tensors: bool) -> Any:
+    """Answers that came: tensors, or NumPy arrays for whoever makes columns of them."""
+    if isinstance(answers, dict):
+        return {name: received(part, as_tensors=as_tensors) for name, part in answers.items()}
+    if not isinstance(answers, SentTensor):
+        return answers
+    return answers.tensor() if as_tensors else answers.numpy()
+
+
+def parts_of(value: Any) -> tuple[Any, bool] | None:
+    """What tensor_of() makes a plain tensor of the CPU of; None for anything else. Of a view, its own elements only."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not getattr(torch, "Tensor", None) or not is_plain(torch, value):
+        return None
+    if value.dtype is torch.bfloat16:
+        return value.contiguous().view(torch.int16).numpy(), True
+    return value.contiguous().numpy(), False
+
+
+def is_plain(torch: Any, tensor: Any) -> bool:
+    strided = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+
+
+def tensor_of(array: Any, is_bfloat16: bool = False) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
