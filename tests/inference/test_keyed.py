@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -652,6 +653,7 @@ class Gone:
 
 @pytest.fixture
 def counted():
+    gc.collect()  # models of the test before, which say so when they go
     LOADED.clear()
     MOST.clear()
     LOADS.clear()
