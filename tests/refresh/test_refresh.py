@@ -437,7 +437,7 @@ def test_the_newest_that_is_there_is_used_from_the_start(tmp_path):
     os.utime(tmp_path / "m2.json", (2, 2))
     handler = Add(str(tmp_path / "m1.json"))
     with ps.Pipeline() as p:
-        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "m*.json"))
+        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "m*.json"), interval=0.3)
         assert made.collect() == [ps.PredictionResult(5, 7, str(tmp_path / "m2.json"))]
 
 
@@ -467,7 +467,7 @@ def test_a_model_that_is_the_handlers_own_is_no_new_one(tmp_path):
     put(str(tmp_path), "m1.json", add=1)
     with ps.Pipeline(workers=0) as p:
         handler = Add(str(tmp_path / "m1.json"))
-        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "*.json"))
+        made = p | ps.Create([5]) | ps.RunInference(handler, watch_model_pattern=str(tmp_path / "*.json"), interval=0.3)
         assert made.collect() == [ps.PredictionResult(5, 6, str(tmp_path / "m1.json"))]
     assert p.result.metrics.counter("model_refreshes") == 0
 
@@ -535,7 +535,7 @@ def test_a_pipeline_that_is_run_twice_looks_anew(tmp_path):
     put(str(tmp_path), "m1.json", add=1)
     os.utime(tmp_path / "m1.json", (1, 1))
     p = ps.Pipeline(workers=0)
-    made = p | ps.Create([5]) | ps.RunInference(Add("none"), watch_model_pattern=str(tmp_path / "*.json"))
+    made = p | ps.Create([5]) | ps.RunInference(Add("none"), watch_model_pattern=str(tmp_path / "*.json"), interval=0.3)
     assert [made.collect()[0].inference for _ in range(2)] == [6, 6]
 
 
@@ -792,7 +792,9 @@ def test_where_no_version_can_be_loaded_the_error_is_that_of_the_handlers_own_mo
     (tmp_path / "m2.json").write_text("{")
     os.utime(tmp_path / "m2.json", (2, 2))
     with ps.Pipeline(workers=0) as p:
-        inference = ps.RunInference(Add(str(tmp_path / "none.json")), watch_model_pattern=str(tmp_path / "*.json"))
+        inference = ps.RunInference(
+            Add(str(tmp_path / "none.json")), watch_model_pattern=str(tmp_path / "*.json"), interval=0.3
+        )
         made = p | ps.Create([1]) | inference
         with pytest.raises(ModelLoadError, match="FileNotFoundError"):
             made.collect()
@@ -870,7 +872,9 @@ def test_the_deadline_of_a_batch_is_not_that_of_the_load_of_the_model_before(tmp
     put(str(tmp_path), "m2.json", add=2000, raises=True)
     os.utime(tmp_path / "m2.json", (2, 2))
     with ps.Pipeline(workers=1) as p:
-        inference = ps.RunInference(Slow(str(tmp_path / "m1.json")), watch_model_pattern=str(tmp_path / "m2.json"))
+        inference = ps.RunInference(
+            Slow(str(tmp_path / "m1.json")), watch_model_pattern=str(tmp_path / "m2.json"), interval=0.3
+        )
         good, _ = p | ps.Create(list(range(20))) | inference.with_exception_handling(timeout=0.5)
         assert [answer.inference for answer in good.collect()] == list(range(1000, 1020))
     assert p.result.metrics.counter("model_restarts") == 0
@@ -1140,7 +1144,7 @@ def test_the_manifest_tells_which_model_answered_which_splits_and_a_resumed_run_
                 | ps.ReadFromText(str(tmp_path / "rows-*.txt"))
                 | ps.Map(int)
                 | ps.Map(fail_at)
-                | "score" >> ps.RunInference(handler, watch_model_pattern=str(models / "*.json"))
+                | "score" >> ps.RunInference(handler, watch_model_pattern=str(models / "*.json"), interval=0.3)
             )
             answers | ps.Map(lambda a: {"row": a.example, "is": a.inference}) | ps.WriteToJsonl(str(tmp_path / "out"))
         return p.result
@@ -1257,7 +1261,9 @@ def test_what_watches_is_for_models_only(tmp_path):
 
 def test_a_deterministic_run_has_one_model(tmp_path):
     with ps.Pipeline(deterministic=True) as p:
-        made = p | ps.Create([1]) | "score" >> ps.RunInference(Add("m"), watch_model_pattern=str(tmp_path / "*"))
+        made = (
+            p | ps.Create([1]) | "score" >> ps.RunInference(Add("m"), watch_model_pattern=str(tmp_path / "*"), interval=0.3)
+        )
         with pytest.raises(UsageError, match=r"deterministic=True.*'score'"):
             made.collect()
 

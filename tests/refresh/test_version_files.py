@@ -8,7 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.models.version_files import Status, VersionFiles, exchange
+from penstock.models.version_files import Status, VersionFiles, exchange, wanted_files
 from penstock.models.versions import ORIGINAL, Trial, Version, Wanted, wanted_of
 
 
@@ -24,6 +24,15 @@ def test_what_is_wanted_is_read_as_it_was_written(tmp_path):
     files.publish({})
     assert files.mark() != first
     assert os.listdir(files.folder) == [f"{os.path.basename(files.stem)}.versions"], "nothing half-written is left"
+
+
+def test_stamps_of_a_machine_s_own_files_are_not_for_other_machines(tmp_path):
+    files = VersionFiles(str(tmp_path / "here"), "key")
+    assert files.own() == {}
+    files.publish_own({"/models/a.pt": "stamp"})
+    files.publish({})
+    assert files.own() == {"/models/a.pt": "stamp"}
+    assert len(wanted_files(str(tmp_path / "here"))) == 1
 
 
 def test_reports_of_processes_are_read_as_they_were_written(tmp_path):

@@ -54,7 +54,7 @@ class FilePattern:
         if is_first and (wait := min(LONGEST_WAIT, self._new.settled_in(time.time()))):
             if wait >= TOLD_FROM:
                 logger.warning(
-                    "%s: a file was written in the last %.3g seconds, so it may not be complete: if it is the same in %.0f "
+                    "%s: a file was written in the last %g seconds, so it may not be complete: if it is the same in %.0f "
                     "seconds, it is used, and the run begins then; one that is renamed after it was written is used at once",
                     self.describe(),
                     self._interval,

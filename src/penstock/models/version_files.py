@@ -1,7 +1,7 @@
 """How a run tells those who hold its models which versions are wanted, and how they answer: files in the run's own folder.
 
     <model>.versions             what is wanted, written by whoever watches for new versions, taken at the next look
-    <model>.own.versions         stamps of the files of the handler's own models, as they were when the run began
+    <model>.own                  stamps of the files of the handler's own models, as they were here when the run began
     <model>.<process>.status     what became of it there
     <model>.<n>.<what>           somebody has told of what became of version n
     <model>.<process>.<n>.<what> while version n is loaded there, or on trial: who dies then leaves it behind
@@ -62,12 +62,12 @@ class VersionFiles:
     def publish_own(self, stamps: Mapping[str, str]) -> None:
         """By the paths of the files."""
         make_private(self.folder)
-        _put(f"{self.stem}.own.versions", stamps)
+        _put(f"{self.stem}.own", stamps)
 
     def own(self) -> dict[str, str]:
         """Empty as long as nobody has said so."""
         try:
-            return dict(json.loads(Path(f"{self.stem}.own.versions").read_text()))
+            return dict(json.loads(Path(f"{self.stem}.own").read_text()))
         except OSError:
             return {}
 
