@@ -4,6 +4,7 @@ that changes between Beam's and Penstock's; it gives its outputs by name."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -216,7 +217,7 @@ def refresh_without_a_version(base, p, folder):
 
 def refresh_by_pattern(base, p, folder):
     old = written(folder, "old.json", 1)
-    written(folder, "model-2.json", 1000)
+    os.replace(written(folder, "new", 1000), f"{folder}/model-2.json")  # at once: it is never half there
     pattern, until = f"{folder}/model-*.json", time.time() + 1
     # It is looked at once. The interval is a window of Beam's: where one ends meanwhile, its look gives two versions.
     step = base.RunInference(from_file(base)(old), watch_model_pattern=pattern, interval=86_400, stop_timestamp=until)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 import time
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
 
 import apache_beam as beam
@@ -279,7 +281,7 @@ def changing_step(path, run, **settings):
 
 def answers(step, path, since):
     """Of a bundle of one element, whose side input is this version."""
-    version = TimedVersions(since, of_penstock.ModelMetadata(path, path))
+    version = [TimedVersions(since, of_penstock.ModelMetadata(path, path))]
     step.start_bundle()
     made = list(step.process(1, version, WindowedValue(1, 0, (GlobalWindow(),))))
     return [each.value for each in (*made, *step.finish_bundle())]
@@ -312,3 +314,70 @@ def test_versions_that_are_refused_do_not_use_up_what_there_is_to_fall_back_on(t
         wait_for(lambda: answers(step, new, 6) == [101])
     finally:
         step.teardown()
+
+
+# New versions that a pattern names.
+
+
+@contextmanager
+def being_written(path):
+    """A file that grows, until the end."""
+    over = threading.Event()
+
+    def write():
+        with path.open("w") as file:
+            while not over.wait(0.02):
+                file.write("1")
+                file.flush()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        wait_for(path.exists)
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_file_that_is_being_written_is_no_version_yet(tmp_path):
+    os.replace(written(tmp_path, "new", 100), tmp_path / "model-1.json")
+
+    def program(base, p, folder):
+        pattern, until = f"{folder}/model-*.json", time.time() + 3
+        old = from_file(base)(written(folder, "old.json", 1))
+        step = base.RunInference(old, watch_model_pattern=pattern, interval=1, stop_timestamp=until)
+        versions = p | base.WatchFilePattern(pattern, interval=1, stop_timestamp=until)
+        versions | beam.Map(lambda version: Path(folder, f"seen {version.model_name}").touch())
+        return {"answers": p | beam.Create([1]) | step}
+
+    with being_written(tmp_path / "model-2.json"):
+        assert run(program, of_penstock, str(tmp_path)).values_of() == [101]
+    assert [path.name for path in tmp_path.glob("seen *")] == ["seen model-1.json"]
+
+
+def test_a_pattern_with_keys_gives_the_versions_of_each_key(tmp_path):
+    for key in "ab":
+        written(tmp_path, f"{key}.json", 1)
+        os.replace(written(tmp_path, "new", 100), tmp_path / f"new-{key}.json")
+
+    def program(base, p, folder):
+        handler = base.KeyedModelHandler.from_pattern(f"{folder}/{{key}}.json", from_file(base)(""))
+        pattern, until = f"{folder}/new-{{key}}.json", time.time() + 1
+        step = base.RunInference(handler, watch_model_pattern=pattern, interval=86_400, stop_timestamp=until)
+        return {"answers": p | beam.Create([("a", 1), ("b", 2)]) | step}
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == [("a", 101), ("b", 102)]
+
+
+def test_of_several_versions_that_come_at_once_the_last_is_used(tmp_path):
+    """Beam's RunInference fails: its side input has room for one."""
+
+    def program(base, p, folder):
+        paths = [written(folder, f"{much}.json", much) for much in (0, 100, 200)]
+        versions = p | "One" >> beam.Create([0]) | beam.FlatMap(lambda _: [base.ModelMetadata(path, "") for path in paths])
+        return {
+            "answers": p | beam.Create([1]) | base.RunInference(from_file(base)(paths[0]), model_metadata_pcoll=versions)
+        }
+
+    assert run(program, of_penstock, str(tmp_path)).values_of() == [201]

@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
 
     from penstock.beam.handlers import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler, from_beam
     from penstock.beam.transform import RunInference, RunInferenceDLQ
+    from penstock.beam.watching import WatchFilePattern
 
 __all__ = [
     "ExampleT",
@@ -31,6 +32,7 @@ __all__ = [
     "RemoteModelHandler",
     "RunInference",
     "RunInferenceDLQ",
+    "WatchFilePattern",
     "from_beam",
 ]
 
@@ -40,6 +42,7 @@ _LATER = {
         ["KeyModelMapping", "KeyedModelHandler", "MaybeKeyedModelHandler", "from_beam"], "penstock.beam.handlers"
     ),
     **dict.fromkeys(["RunInference", "RunInferenceDLQ"], "penstock.beam.transform"),
+    "WatchFilePattern": "penstock.beam.watching",
 }
 
 

@@ -16,13 +16,13 @@ from time import monotonic
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import EmptySideInput, TaggedOutput
+from apache_beam.pvalue import TaggedOutput
 from apache_beam.utils.windowed_value import WindowedValue
 
 from penstock.beam import process_sessions
 from penstock.beam.failures import as_beam
 from penstock.beam.metric_names import naming_of
-from penstock.beam.versions import VersionNews, announce
+from penstock.beam.versions import TimedVersions, VersionNews, announce
 from penstock.blocks import rows_of, size_of
 from penstock.inference.in_flight import Made
 from penstock.inference.spec import InferenceSpec
@@ -55,7 +55,7 @@ class InferenceDoFn(beam.DoFn):  # type: ignore[misc]
         self._counts = spec.handler if counts is None else counts
         self._hold: process_sessions.Hold | None = None
         self._finalizer: Any = None
-        self._versions: Any = None  # that were announced last
+        self._versions: Sequence[TimedVersions] = ()  # that were announced last
         self._news: VersionNews | None = None
 
     def setup(self) -> None:
@@ -187,10 +187,10 @@ class RefreshedInferenceDoFn(InferenceDoFn):
     """The same with a model that changes: its versions come by a side input."""
 
     def process(  # type: ignore[override]
-        self, element: Any, versions: Any, origin: WindowedValue = beam.DoFn.WindowedValueParam
+        self, element: Any, versions: Sequence[TimedVersions], origin: WindowedValue = beam.DoFn.WindowedValueParam
     ) -> Iterable[Any]:
-        """versions: TimedVersions; an EmptySideInput while there are none."""
-        if versions != self._versions and not isinstance(versions, EmptySideInput):
+        """versions: a list of TimedVersions, in any order, the same object for as long as Beam has no other."""
+        if versions is not self._versions:
             self._versions = versions
             announce(versions, self._spec, self._step, self._open().held.sessions.around)
         return super().process(element, origin)

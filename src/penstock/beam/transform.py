@@ -20,6 +20,7 @@ from penstock.beam.model_handler import OfKeyedModelHandler
 from penstock.beam.siblings import workers_of
 from penstock.beam.thresholds import check_threshold
 from penstock.beam.versions import TimedVersions, check_windows
+from penstock.beam.watching import WatchFilePattern
 from penstock.errors import UsageError
 from penstock.failures import ErrorClass, Handling
 from penstock.inference.guard import warn_of_functions
@@ -213,12 +214,10 @@ class RunInference(
         """The side input that new versions of the model come by, if it changes."""
         metadata = self._metadata
         if self._pattern is not None:
-            from apache_beam.ml.inference.utils import WatchFilePattern
-
-            metadata = pipeline | WatchFilePattern(file_pattern=self._pattern, **self._timing)
+            metadata = pipeline | WatchFilePattern(self._pattern, **self._timing)
         if metadata is None:
             return None
-        return beam.pvalue.AsSingleton(metadata | "BeamML_RunInference_TimedVersions" >> beam.Map(TimedVersions.of))
+        return beam.pvalue.AsList(metadata | "BeamML_RunInference_TimedVersions" >> beam.Map(TimedVersions.of))
 
 
 def _refuse(unknown: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from apache_beam.transforms.window import GlobalWindows
@@ -46,18 +47,18 @@ class TimedVersions(NamedTuple):
         return cls(time.time(), versions)
 
 
-def announce(told: TimedVersions, spec: InferenceSpec, step: str, around: Surroundings) -> None:
+def announce(told: Sequence[TimedVersions], spec: InferenceSpec, step: str, around: Surroundings) -> None:
     """To whoever holds the model on this machine; all processes that see a version do. What came before one that is known is
     passed over: the newest wins (Wanted.announced())."""
-    since, versions = told
     files = _files_of(spec, step, around)
-    for each in versions if isinstance(versions, list) else [versions]:
-        for keys, path, model_id in versions_of([each], step):
-            if path:  # Beam's WatchFilePattern gives an empty one before there is any
-                models = [""] if spec.by_key is None or keys is None else spec.by_key.models_of(keys)
-                for model in models:
+    for since, versions in sorted(told, key=lambda each: each.since):
+        for each in versions if isinstance(versions, list) else [versions]:
+            for keys, path, model_id in versions_of([each], step):
+                if path:  # Beam's WatchFilePattern gives an empty one before there is any
+                    models = [""] if spec.by_key is None or keys is None else spec.by_key.models_of(keys)
                     name = str(getattr(each, "model_name", model_id))
-                    files.announce(model, path, model_id, stamp_of(path), name, since)
+                    for model in models:
+                        files.announce(model, path, model_id, stamp_of(path), name, since)
 
 
 class VersionNames:
