@@ -634,6 +634,23 @@ def test_a_key_in_an_address_is_nowhere_else(tmp_path, caplog, where):
         assert base64.b64encode(b"user:hunter2/secret").decode() not in text
 
 
+def test_a_key_in_an_address_that_a_client_of_ones_own_tells_is_nowhere(tmp_path, caplog):
+    statuses = iter([429, 404, 404])
+    (tmp_path / "in.txt").write_text("1\n")
+    with HttpServer(lambda body, headers: Answer(b"no", status=next(statuses))) as server:
+        asked = Posts(f"{server.url}/v1?api_key=hunter2-secret", num_retries=0, throttle_delay_secs=0.01)
+        p = ps.Pipeline(workers=0, progress=False, run_dir=str(tmp_path / "run"))
+        rows = p | ps.ReadFromText(str(tmp_path / "in.txt"))
+        good, bad = rows | "ask" >> ps.RunInference(asked).with_exception_handling()
+        bad.failed_inferences | ps.Map(lambda each: each[1].as_dict()) | ps.WriteToJsonl(str(tmp_path / "bad"))
+        good | ps.Map(str) | ps.WriteToText(str(tmp_path / "out"))
+        p.run()
+    files = everything_in(tmp_path)
+    assert any(b"404" in content and b"?..." in content for content in files.values())
+    for text in [caplog.text, *(content.decode("latin-1") for content in files.values())]:
+        assert "hunter2" not in text
+
+
 def test_a_variable_that_is_not_set_is_named():
     handler = HttpModelHandler("http://127.0.0.1:1", request_of, answer_of, api_key_env="NO_SUCH_KEY")
     with pytest.raises(UsageError, match="the environment variable NO_SUCH_KEY, which api_key_env= names, is not set"):

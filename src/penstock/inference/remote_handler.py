@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic
 
 from penstock.errors import BadRowsError, EngineError, PredictionCountError, UsageError
 from penstock.inference.handler import ExampleT, ModelT, PredictionT
 from penstock.inference.service_handler import ServiceHandler
+from penstock.io.files import without_secrets
 from penstock.remote.budget import Budget, Prices, Spending
 from penstock.remote.pace import backoff
 from penstock.remote.rules import REFUSED, UNAVAILABLE, AskingRules, Retries, check_at_least_one, retry_after
@@ -202,6 +203,7 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
             try:
                 made = list(self.request(rows, asking.client, args))
             except Exception as exc:
+                _hide_secrets(exc)
                 if _is_unreachable(exc):
                     meter.account.take_back()
                     meter.gate.unreachable(sent, f"{type(exc).__name__}: {exc}")
@@ -266,14 +268,24 @@ def _is_unreachable(exc: BaseException) -> bool:
     """Whether nobody was there, by what the system said: clients raise errors of their own because of that."""
     if isinstance(exc, BadRowsError):
         return False
+    return any(isinstance(cause, (ConnectionRefusedError, socket.gaierror)) for cause in _with_causes(exc))
+
+
+def _hide_secrets(exc: BaseException) -> None:
+    """Clients tell the address that they asked, with the key that may be in it."""
+    for each in [exc, *(exc.errors.values() if isinstance(exc, BadRowsError) else ())]:
+        for cause in _with_causes(each):
+            cause.args = tuple(without_secrets(arg) if isinstance(arg, str) else arg for arg in cause.args)
+
+
+def _with_causes(exc: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it."""
     seen: set[int] = set()
     cause: BaseException | None = exc
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, (ConnectionRefusedError, socket.gaierror)):
-            return True
+        yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def _told_wait(exc: Exception) -> float | None:
