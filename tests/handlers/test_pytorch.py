@@ -284,7 +284,7 @@ def test_a_model_for_each_file_of_a_pattern(tmp_path: Path) -> None:
         assert handler.model_id() == f"{tmp_path}/{name}.pt"
 
 
-# OutputTuple of every shape.
+# ModelOutputs of every shape.
 
 
 def outputs(answer: Any, rows: int = 3) -> list[Any]:

@@ -122,7 +122,7 @@ def float_dtype_of(model: torch.nn.Module) -> torch.dtype:
     return next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
 
 
-# OutputTuple to answers.
+# ModelOutputs to answers.
 
 
 def answers_of(output: Any, rows: int) -> Any:
