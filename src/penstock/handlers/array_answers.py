@@ -4,7 +4,7 @@
 - a dict is several outputs by name, and gives one dict per row; so do a named tuple and a dataclass, by their fields;
 - a tuple of arrays is several outputs without names, and gives one tuple per row; in a table they are called "0", "1", ...
 
-Where a model's outputs are in lists in lists, these are Outputs.
+Where a model's outputs are in lists in lists, these are ModelOutputs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.errors import PredictionCountError
 NO_ROWS = (str, bytes, set, frozenset)  # have a length, but are no answers in order
 
 
-class Outputs(tuple[Any, ...]):
-    """Outputs of a model, in order, whatever they are: any other tuple may hold an answer for each row."""
+class ModelOutputs(tuple[Any, ...]):
+    """ModelOutputs of a model, in order, whatever they are: any other tuple may hold an answer for each row."""
 
 
 def answers_of(output: Any, rows: int, name: str = "") -> Any:
@@ -75,7 +75,7 @@ def by_name(output: Any) -> Any:
 
 def is_several(output: Any) -> bool:
     """Whether it is a tuple of arrays, each an output with the rows first."""
-    if isinstance(output, Outputs):
+    if isinstance(output, ModelOutputs):
         return bool(output)
     return isinstance(output, tuple) and bool(output) and all(getattr(part, "shape", None) for part in output)
 

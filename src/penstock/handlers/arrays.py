@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.blocks import byte_size
 from penstock.errors import UsageError
-from penstock.handlers.array_answers import Outputs, answers_of, column_answers_of
+from penstock.handlers.array_answers import ModelOutputs, answers_of, column_answers_of
 from penstock.handlers.array_columns import check_types
 from penstock.handlers.array_inputs import FLOATS, Inputs, InputSpec, column_input, stacked, stacked_by_name
 from penstock.handlers.number_columns import check_names, table_of_records
@@ -171,7 +171,7 @@ def _joined(pieces: Sequence[Any], rows: int) -> Any:
     if isinstance(first, dict):
         return {name: _joined([piece[name] for piece in pieces], rows) for name in first}
     if isinstance(first, tuple):
-        return Outputs(_joined(each, rows) for each in zip(*pieces, strict=True))
+        return ModelOutputs(_joined(each, rows) for each in zip(*pieces, strict=True))
     if isinstance(first, list):
         return [answer for piece in pieces for answer in piece][:rows]
     return np.concatenate(pieces)[:rows]

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from penstock.errors import BadRowsError, RowError, UsageError
-from penstock.handlers.array_answers import Outputs, check_count
+from penstock.handlers.array_answers import ModelOutputs, check_count
 from penstock.handlers.array_inputs import FLOATS, Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs, each_of, filled
 from penstock.handlers.catalog import check_installed, check_versions
@@ -130,6 +130,6 @@ def _cut(output: Any, size: int, rows: int, name: str = "") -> Any:
     if isinstance(output, dict):
         return {key: _cut(part, size, rows, f"{name}[{key!r}]") for key, part in output.items()}
     if isinstance(output, tuple):
-        return Outputs(_cut(part, size, rows, f"{name}[{at}]") for at, part in enumerate(output))
+        return ModelOutputs(_cut(part, size, rows, f"{name}[{at}]") for at, part in enumerate(output))
     check_count(output, size, name, f" ({rows}, and copies of the last one that fill the batch up)" if size > rows else "")
     return output[:rows]

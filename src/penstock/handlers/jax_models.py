@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError, MissingPackageError, UsageError
-from penstock.handlers.array_answers import Outputs, by_name
+from penstock.handlers.array_answers import ModelOutputs, by_name
 from penstock.handlers.model_files import open_model_file
 from penstock.handlers.threads import thread_share
 from penstock.io.files import hiding_secrets
@@ -106,5 +106,5 @@ def fetched(output: Any) -> Any:
     if isinstance(output, Mapping):
         return {str(name): fetched(part) for name, part in output.items()}
     if isinstance(output, (tuple, list)):
-        return Outputs(fetched(part) for part in output)
+        return ModelOutputs(fetched(part) for part in output)
     return np.asarray(output)

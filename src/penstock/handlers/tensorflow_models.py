@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError, PenstockError, UsageError
-from penstock.handlers.array_answers import Outputs, by_name
+from penstock.handlers.array_answers import ModelOutputs, by_name
 from penstock.handlers.array_inputs import InputSpec
 from penstock.handlers.keras_files import check_keras_file, untrusted
 from penstock.handlers.model_files import open_model_file
@@ -216,6 +216,6 @@ def fetched(output: Any) -> Any:
         parts = {str(name): fetched(part) for name, part in output.items()}
         return next(iter(parts.values())) if len(parts) == 1 else parts
     if isinstance(output, (tuple, list)):
-        parts_of = Outputs(fetched(part) for part in output)
+        parts_of = ModelOutputs(fetched(part) for part in output)
         return parts_of[0] if len(parts_of) == 1 else parts_of
     return output.numpy() if hasattr(output, "numpy") else output

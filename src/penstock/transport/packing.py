@@ -33,8 +33,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.foreign = self.foreign or str(type(obj).__module__).partition(".")[0] not in _SURE
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is getattr(torch, "Tensor", None) and _is_plain(torch, obj):
-            if obj.dtype is torch.bfloat16:  # NumPy has no such type
-                return _tensor_of, (obj.contiguous().view(torch.int16).numpy(), True)
+            if _is_beyond_numpy(obj.dtype):
+                bits = torch.int16 if obj.itemsize == 2 else torch.int8
+                return _tensor_of, (obj.contiguous().view(bits).numpy(), str(obj.dtype).removeprefix("torch."))
             return _tensor_of, (obj.contiguous().numpy(),)
         return super().reducer_override(obj)
 
@@ -77,11 +78,16 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
     return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
-def _tensor_of(array: Any, bfloat16: bool = False) -> Any:
+def _is_beyond_numpy(dtype: Any) -> bool:
+    """Whether it is a type of tensors of which NumPy has no arrays."""
+    return str(dtype).startswith(("torch.bfloat16", "torch.float8"))
+
+
+def _tensor_of(array: Any, kind: str | None = None) -> Any:
     import torch
 
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if bfloat16 else tensor
+    return tensor if kind is None else tensor.view(getattr(torch, kind))
 
 
 def dump_rows(rows: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -119,7 +125,7 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     tensors = kind is getattr(torch, "Tensor", None)  # a module may be half imported, by another thread
     arrays = kind is getattr(numpy, "ndarray", None) and dtype.kind in "biufc"
-    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES or str(dtype) == "torch.bfloat16":
+    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES or _is_beyond_numpy(dtype):
         return None
     if any(type(row) is not kind or row.shape != shape or row.dtype != dtype for row in rows):
         return None
