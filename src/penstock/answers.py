@@ -170,7 +170,7 @@ def _own(value: Any) -> Any:
         return kind(value if not value or type(value[0]) in CONSTANT else map(_own, value))
     if (array := _class("numpy", "ndarray")) is not None and isinstance(value, array):
         return value.copy()
-    return value.detach().clone() if _is_tensor(value) else value
+    return value.clone() if _is_tensor(value) and not value.requires_grad else value
 
 
 def named(answers: Any, model_id: str, same: Collection[str]) -> Any:

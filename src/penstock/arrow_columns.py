@@ -3,7 +3,6 @@ to_numpy(), which import pandas where it is installed: 0.4 s in every process.""
 
 from __future__ import annotations
 
-import contextlib
 from array import array
 from typing import Any
 
@@ -39,11 +38,26 @@ def holds_arrays(kinds: set[type]) -> bool:
 
 
 def numpy_of(value: Any) -> Any:
-    """A tensor as an array, if NumPy has its type; any other value as it is."""
+    """A tensor as an array, where a type of floats that NumPy has not (bfloat16, float8) becomes float32, and so in arrays
+    with such a type of another package; any other value as it is."""
     if hasattr(value, "detach"):
-        with contextlib.suppress(TypeError):  # NumPy has no bfloat16
-            return value.detach().cpu().numpy()
-    return value
+        tensor = value.detach().cpu()
+        try:
+            return tensor.numpy()
+        except TypeError:
+            return tensor.float().numpy() if tensor.is_floating_point() else value
+    return widened(value) if hasattr(value, "dtype") else value
+
+
+def widened(array: Any) -> Any:
+    """An array or number of a type that a package has given to NumPy (bfloat16, float8, int4), and that Arrow has not, in
+    one that holds each of its values; any other as it is."""
+    if getattr(array.dtype, "isbuiltin", 1) != 2:
+        return array
+    import numpy as np
+
+    kind = next((kind for kind in ("uint8", "int8", "float32") if np.can_cast(array.dtype, kind)), None)
+    return array if kind is None else array.astype(kind)
 
 
 def column_of_arrays(values: list[Any]) -> pa.Array | None:

@@ -118,6 +118,30 @@ def test_tuples(weights: str) -> None:
         assert (total, *twice) == pytest.approx((once.sum(), *(2 * once)), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("bfloat16", "float"), ("float8_e4m3fn", "float"), ("float8_e5m2", "float"), ("int4", "int8")]
+)
+def test_types_that_arrow_has_not_become_wider_ones(dtype: str, kind: str, weights: str, tmp_path: Path) -> None:
+    """Which have the same values, in columns and in rows."""
+
+    def narrowed(params: Any, x: Any) -> Any:
+        return {"all": (2 * x).astype(dtype), "first": (2 * x[:, 0]).astype(dtype)}
+
+    expected = [{"all": [2 * at, -2 * at], "first": 2 * at} for at in range(3)]
+    pq.write_table(pa.table({"x": [[at, -at] for at in range(3)]}), tmp_path / "in.parquet")
+    with ps.Pipeline(workers=0) as p:
+        handler = JaxModelHandler(narrowed, weights, columns="x", output_column="y")
+        rows = p | ps.ReadFromParquet(str(tmp_path / "in.parquet")) | ps.RunInference(handler)
+        rows | ps.WriteToParquet(str(tmp_path / "columns"))
+    with ps.Pipeline(workers=0) as p:
+        arrays = p | ps.Create([np.array([at, -at], np.float32) for at in range(3)])
+        answers = arrays | ps.RunInference(JaxModelHandler(narrowed, weights))
+        answers | ps.Map(lambda answer: {"y": answer.inference}) | ps.WriteToParquet(str(tmp_path / "rows"))
+    for name in ("columns", "rows"):
+        column = pq.read_table(tmp_path / name)["y"]
+        assert (column.to_pylist(), str(column.type.field("first").type)) == (expected, kind)
+
+
 # Files.
 
 

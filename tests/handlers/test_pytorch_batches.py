@@ -158,6 +158,30 @@ def test_wrong_settings(bag: dict[str, Any], linear: dict[str, Any]) -> None:
 # Types and compilation.
 
 
+class Narrow(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float8_e4m3fn)
+
+
+def test_answers_of_eight_bits(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "narrow.pt")
+    settings: Any = {"model_class": Narrow, "state_dict_path": str(tmp_path / "narrow.pt")}
+    p = ps.Pipeline(workers=1)
+    answers = (p | ps.Create([X[0], X[1]]) | ps.RunInference(PytorchModelHandlerTensor(**settings))).collect()
+    assert {answer.inference.dtype for answer in answers} == {torch.float8_e4m3fn}  # in rows they stay what they are
+    expected = [answer.inference.float().tolist() for answer in answers]
+    with ps.Pipeline(workers=0) as p:
+        handler = PytorchModelHandlerTensor(**settings, columns="x", output_column="y")
+        (
+            p
+            | ps.Create([{"x": row.tolist()} for row in X[:2]])
+            | ps.RunInference(handler)
+            | ps.WriteToParquet(str(tmp_path / "out"))
+        )
+    column = pq.read_table(tmp_path / "out")["y"]
+    assert (column.to_pylist(), column.type.value_type) == (expected, pa.float32())
+
+
 def test_weights_of_another_type(linear: dict[str, Any]) -> None:
     handler = PytorchModelHandlerTensor(**linear, dtype=torch.float64, columns=["a", "b", "c"])
     rows = [dict(zip("abc", row, strict=True)) for row in X.tolist()]

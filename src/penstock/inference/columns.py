@@ -175,14 +175,15 @@ def _numpy(value: Any) -> Any:
     """An array or a tensor as NumPy's; any other value as it is."""
     if is_masked(value):
         return without_mask(value.reshape(1, *value.shape))[0] if value.ndim else value.tolist()
-    if not hasattr(value, "dtype") or type(value).__module__ == "numpy":
+    if not hasattr(value, "dtype"):
         return value
-    if hasattr(value, "detach"):
-        tensor = value.detach().cpu()
-        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    import numpy as np
+    if not hasattr(value, "detach") and not hasattr(value, "astype"):
+        import numpy as np
 
-    return np.asarray(value)
+        value = np.asarray(value)
+    from penstock.arrow_columns import numpy_of
+
+    return numpy_of(value)
 
 
 def _plain(answer: Any) -> Any:

@@ -18,7 +18,7 @@ import cloudpickle
 from penstock.blocks import Block
 from penstock.errors import NotShippableError
 from penstock.rows import let_through, safe_str, shorten
-from penstock.transport.tensors import is_plain, parts_of, tensor_of
+from penstock.transport.tensors import is_beyond_numpy, is_plain, parts_of, tensor_of
 
 _COUNT = struct.Struct("!QQ")  # the kind and the number of buffers, then that many sizes
 _PICKLED, _ARROW = 0, 1
@@ -177,7 +177,7 @@ def _stacked(rows: list[Any]) -> _Stacked | None:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     tensors = kind is getattr(torch, "Tensor", None)  # a module may be half imported, by another thread
     arrays = kind is getattr(numpy, "ndarray", None) and dtype.kind in "biufc"
-    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES or str(dtype) == "torch.bfloat16":
+    if not (tensors or arrays) or not shape or rows[0].nbytes > STACKED_BYTES or is_beyond_numpy(dtype):
         return None
     if any(type(row) is not kind or row.shape != shape or row.dtype != dtype for row in rows):
         return None

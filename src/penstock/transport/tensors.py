@@ -28,7 +28,7 @@ class SentTensor:
         return (self.array.view("uint16").astype("uint32") << 16).view("float32")
 
     def tensor(self) -> Any:
-        return tensor_of(self.array, self.is_bfloat16)
+        return tensor_of(self.array, "bfloat16" if self.is_bfloat16 else None)
 
 
 def sent(answers: Any) -> Any:
@@ -36,7 +36,9 @@ def sent(answers: Any) -> Any:
     if isinstance(answers, dict):
         return {name: sent(part) for name, part in answers.items()}
     parts = parts_of(answers)
-    return answers if parts is None else SentTensor(*parts)
+    if parts is None or parts[1] not in (None, "bfloat16"):
+        return answers
+    return SentTensor(parts[0], parts[1] is not None)
 
 
 def received(answers: Any, *, as_tensors: bool) -> Any:
@@ -48,14 +50,15 @@ def received(answers: Any, *, as_tensors: bool) -> Any:
     return answers.tensor() if as_tensors else answers.numpy()
 
 
-def parts_of(value: Any) -> tuple[Any, bool] | None:
+def parts_of(value: Any) -> tuple[Any, str | None] | None:
     """What tensor_of() makes a plain tensor of the CPU of; None for anything else. Of a view, its own elements only."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not getattr(torch, "Tensor", None) or not is_plain(torch, value):
         return None
-    if value.dtype is torch.bfloat16:
-        return value.contiguous().view(torch.int16).numpy(), True
-    return value.contiguous().numpy(), False
+    if is_beyond_numpy(value.dtype):
+        bits = torch.int16 if value.itemsize == 2 else torch.int8
+        return value.contiguous().view(bits).numpy(), str(value.dtype).removeprefix("torch.")
+    return value.contiguous().numpy(), None
 
 
 def is_plain(torch: Any, tensor: Any) -> bool:
@@ -63,8 +66,14 @@ def is_plain(torch: Any, tensor: Any) -> bool:
     return strided and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
-def tensor_of(array: Any, is_bfloat16: bool = False) -> Any:
+def is_beyond_numpy(dtype: Any) -> bool:
+    """Whether it is a type of tensors of which NumPy has no arrays."""
+    return str(dtype).startswith(("torch.bfloat16", "torch.float8"))
+
+
+def tensor_of(array: Any, kind: str | None = None) -> Any:
+    """kind: of tensors that NumPy has no arrays of, whose bits are in the array's numbers."""
     import torch
 
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+    return tensor if kind is None else tensor.view(getattr(torch, kind))
