@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.observe import refreshes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -276,6 +277,22 @@ def test_every_option_and_flag_is_on_the_page_of_options() -> None:
     said = set(re.findall(r"`([a-z_-]+)", page))
     missing = (options | {flag for flag in flags if not flag.startswith("--no-")}) - said
     assert not missing, f"docs/reference/execution.md says nothing of {sorted(missing)}"
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    pages = [*(ROOT / "docs" / "reference").glob("*.md"), ROOT / "docs" / "how-to" / "remote.md"]
+    said = {name for page in pages for name in re.findall(r"`([a-z_]+)`", page.read_text())}
+    names = set(refreshes.METRICS.values())
+    counting = ("_count", "_record", "_key", "MetricKey", "counts.add")
+    for folder in ("inference", "models", "remote"):
+        for path in (ROOT / "src" / "penstock" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(counting):
+                    names |= {
+                        each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    }
+    assert names >= {"num_inferences", "requests", "model_restarts", "useful_cost"}, "they are found"
+    assert not names - said, f"no page of the reference says what these are: {sorted(names - said)}"
 
 
 def test_every_error_is_on_the_page_of_errors() -> None:
