@@ -296,6 +296,19 @@ def test_answers_are_those_of_a_plain_pipeline(classifier: str) -> None:
         assert made["score"].tolist() == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
 
 
+@pytest.mark.parametrize("problem", [None, "single_label_classification", "multi_label_classification", "regression"])
+def test_the_scores_are_those_of_the_kind_of_problem(classifier: str, tmp_path: Path, problem: str | None) -> None:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier)
+    model.config.problem_type = problem
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(classifier).save_pretrained(tmp_path)
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), device="cpu")
+    expected = [pipeline(text, truncation=True)[0] for text in REVIEWS]
+    made = answers(HuggingFacePipelineModelHandler("text-classification", str(tmp_path)), REVIEWS)
+    assert made["label"].tolist() == [answer["label"] for answer in expected]
+    assert made["score"].tolist() == pytest.approx([answer["score"] for answer in expected], abs=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": None, "function_to_apply": "sigmoid"}, {"max_length": 4}])
 def test_arguments_of_a_call_are_those_of_the_pipeline(classifier: str, options: Any) -> None:
     handler = HuggingFacePipelineModelHandler("text-classification", classifier)

@@ -97,6 +97,8 @@ def run_tokens(pipeline: Any, task: str, rows: Sequence[Any], length: int, infer
         return _features(pipeline, outputs, rows, settings)
     if task == "token-classification":
         return [pipeline.postprocess([_only(outputs, at)], **settings) for at in range(len(rows))]
+    if task == "text-classification" and (classes := _classes_at_once(pipeline, outputs["logits"], settings)) is not None:
+        return classes
     names = ("logits", "input_ids") if task == "fill-mask" else ("logits",)
     answers = [
         pipeline.postprocess({name: outputs[name][at : at + 1] for name in names}, **settings) for at in range(len(rows))
@@ -145,6 +147,21 @@ def _features(pipeline: Any, outputs: Any, rows: Sequence[Any], settings: Mappin
     if len({each.shape for each in own}) > 1:
         return [each.float().numpy().copy() for each in own]
     return np.stack([each.float().numpy() for each in own])
+
+
+def _classes_at_once(pipeline: Any, logits: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The class of each text and its score, without an object for each, as the pipeline's postprocess() makes them one by
+    one; None where it does anything else."""
+    from transformers.pipelines import text_classification
+
+    plain = type(pipeline).postprocess is text_classification.TextClassificationPipeline.postprocess and not settings
+    config = pipeline.model.config
+    if not plain or config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
+        return None
+    scores = text_classification.softmax(logits.float().numpy())
+    labels = np.empty(len(scores), object)
+    labels[:] = [config.id2label[at] for at in scores.argmax(axis=1).tolist()]
+    return {"label": labels, "score": scores.max(axis=1).astype(np.float64)}
 
 
 def _classes(answers: list[Any]) -> Any:
