@@ -873,6 +873,37 @@ def test_a_model_that_crashes_and_one_that_hangs_cost_their_own_rows():
     assert [(row, failure.kind) for row, failure in bad] == [(("k2", 8), "crashed"), (("k3", 15), "timed out")]
 
 
+class CrashesOnce(FromFile):
+    """Model 3 ends its process, once: when it is loaded, or when it is called."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.when = when
+
+    def load_model(self):
+        self._crash("load", super().load_model())
+        return super().load_model()
+
+    def run_inference(self, batch, model, inference_args=None):
+        self._crash("call", model)
+        return super().run_inference(batch, model, inference_args)
+
+    def _crash(self, now, model):
+        mark = f"{self.path}.crashed"
+        if now == self.when and model["number"] == 3 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["load", "call"])
+def test_a_crash_in_a_worker_costs_loads_and_no_row(folder, when):
+    handler = ps.KeyedModelHandler.from_pattern(f"{folder}/model-{{key}}.json", CrashesOnce(when), 3)
+    pipeline = ps.Pipeline(workers=2, progress=False)
+    made = (pipeline | ps.Create([(n % 12, n) for n in range(2000)]) | ps.RunInference(handler)).collect()
+    assert made == [(n % 12, n * 1000 + n % 12) for n in range(2000)]
+    assert pipeline.result.worker_deaths == 1
+
+
 KEPT: list = []
 
 
