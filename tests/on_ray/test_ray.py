@@ -21,7 +21,7 @@ import pytest
 
 import penstock as ps
 import ray_cluster
-from penstock.engines.ray import RayEngine, fleet, keeper
+from penstock.engines.ray import RayEngine, fleet, keeper, worker
 from penstock.engines.ray.payloads import shipped
 from penstock.errors import EngineError, StoppedError, UsageError, WorkerDiedError
 from penstock.remote.nodes import Nodes
@@ -656,6 +656,49 @@ def test_what_no_node_has_is_an_error_that_names_it(cluster):
         (p | ps.Create(range(10)) | ps.Map(str).with_resource_hints(resources={"moon": 2})).collect()
 
 
+def holding(row, folder):
+    """Says that it is there, and waits for a node that never comes back."""
+    Path(folder, "holds").touch()
+    wait_until(Path(folder, "go").exists, "it may go on", 90)
+    return row
+
+
+def test_a_stage_whose_last_node_dies_is_an_error_that_names_what_it_needs(cluster, tmp_path):
+    node = cluster.add_node(num_cpus=1, resources={"last": 1})
+    try:
+        wait_until(lambda: nodes_with("last"), "the node is there")
+        p = ps.Pipeline(engine=RayEngine(resource_wait=2.0), workers=1)
+        rows = p | ps.Create(range(10)) | ps.Map(holding, str(tmp_path)).with_resource_hints(resources={"last": 1})
+        rows | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+        run = p.start()
+
+        def end_node(wait):
+            wait((tmp_path / "holds").exists, "the node works")
+            cluster.remove_node(node, allow_graceful=False)
+
+        with pytest.raises(
+            EngineError, match=r"resources=\{'last': 1\}.* a worker needs \{.*last: 1\}, and the 3 nodes offer"
+        ):
+            meanwhile(end_node, run)
+    finally:
+        if node in cluster.list_all_nodes():
+            cluster.remove_node(node, allow_graceful=False)
+
+
+def test_a_model_on_a_gpu_is_on_no_node_without_one(cluster, tmp_path):
+    """No node has what the step needs besides: nor is it anywhere else."""
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
+    try:
+        wait_until(lambda: ray.available_resources().get("GPU") == 1, "the node is there")
+        (tmp_path / "go").touch()
+        p = ps.Pipeline(engine=RayEngine(resource_wait=2.0), workers=1)
+        step = ps.RunInference(OnGpu(str(tmp_path))).with_resource_hints(resources={"ram_node": 1})
+        with pytest.raises(EngineError, match=r"a worker needs \{.*ram_node: 1, GPU: 1\}, and the 4 nodes offer .*GPU: 1"):
+            (p | ps.Create([(1,)]) | step).collect()
+    finally:
+        cluster.remove_node(node, allow_graceful=False)
+
+
 class Elsewhere(RayEngine):
     """As if the driver had a disk of its own."""
 
@@ -716,9 +759,10 @@ def test_a_node_that_fails_to_say_which_versions_it_uses_is_named_once(cluster, 
     assert "node some node has not said to the end" in caplog.text
 
 
-def test_another_version_of_penstock_is_refused(cluster, monkeypatch):
-    monkeypatch.setattr(fleet, "__version__", "99.0")
-    with pytest.raises(EngineError, match=r"a node of the Ray cluster has Penstock .*, and this machine 99.0"):
+@pytest.mark.parametrize("what", ["Python", "Ray", "Penstock"])
+def test_another_version_is_refused(cluster, monkeypatch, what):
+    monkeypatch.setattr(fleet, "versions", lambda: worker.versions() | {what: "99.0"})
+    with pytest.raises(EngineError, match=rf"node .* of the Ray cluster has {what} \d.*, and this machine 99.0"):
         (ps.Pipeline(engine="ray", workers=1) | ps.Create(range(10)) | ps.Map(str)).collect()
 
 

@@ -95,9 +95,8 @@ def by_resource(asked: Mapping[str, Any]) -> dict[str, float]:
     return {names[name]: value for name, value in asked.items() if name in names} | dict(asked.get("resources") or {})
 
 
-def lacking(asked: Mapping[str, Any]) -> str | None:
+def lacking(needs: Mapping[str, float]) -> str | None:
     """What no node has of it, and what they have, for people; None if one node has it all, whether it is free or not."""
-    needs = by_resource(asked)
     there = nodes()
     if any(_has(node, needs) for node in there):
         return None

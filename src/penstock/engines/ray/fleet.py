@@ -23,13 +23,12 @@ from penstock.engines.ray.demand import Demand
 from penstock.engines.ray.keeper import Keepers, on_node
 from penstock.engines.ray.node_counts import NodeCounts, needs_of
 from penstock.engines.ray.payloads import StorePayload, with_payloads
-from penstock.engines.ray.worker import RayWorker, Where
+from penstock.engines.ray.worker import RayWorker, Where, versions
 from penstock.errors import EngineError
 from penstock.run.fleet import Died, Done, Event, Failed, FleetSpec, Lost, Ready, Resized, Starved, Work, WorkerProgress
 from penstock.run.pools import room_for
 from penstock.transport.interpreters import import_path
 from penstock.transport.reports import ErrorReport
-from penstock.version import __version__
 
 LOOK_EVERY = 1.0  # seconds between two questions how far a split is
 VERSIONS_EVERY = 0.3  # seconds between two looks at which models are wanted
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Member:
-    actor: Any
+    actor: Any  # None: there is no node that may have it, yet
     pool: int
     since: float  # when it was asked for
     warned: float  # when it was last logged that it does not come; at first the same
@@ -89,27 +88,34 @@ class RayFleet:
         self._demand = Demand(self._ray)
         self._leaving: dict[int, tuple[Any, Any]] = {}  # an actor, and its word that it has torn down its steps
         self._events: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: somebody called wake()
-        self._was_ready: set[int] = set()  # pools that have had a worker
         self._look_every = VERSIONS_EVERY if spec.changes else LOOK_EVERY
         self._looked = self._looked_for_nodes = time.monotonic()
 
     def start(self, pool: int, worker: int) -> None:
-        chosen = self._pools[pool]
+        chosen, now = self._pools[pool], time.monotonic()
         asked = wanted(chosen, len(self._pools))
-        there = [member.meant_for for member in self._members.values() if member.pool == pool]
-        node = self._keepers.gpu_node(there, by_resource(asked)) if chosen.on_device else ""
-        around = replace(self._spec.around, slots=chosen.size.slots, in_turn=chosen.ahead, nodes_file=f"pool-{pool}")
-        actor = self._class.options(
-            **asked,
+        self._members[worker] = _Member(None, pool, now, now, asked, "")  # first: what is heard looks for it
+        self._place(worker)
+
+    def _place(self, worker: int) -> None:
+        """On a node that has the device of its models, where these have one. If there is none now, that is tried again."""
+        member = self._members[worker]
+        chosen = self._pools[member.pool]
+        there = [each.meant_for for each in self._members.values() if each.pool == member.pool and each.meant_for]
+        node = self._keepers.gpu_node(there, by_resource(member.asked)) if chosen.on_device else ""
+        if chosen.on_device and not node:
+            return
+        around = replace(self._spec.around, slots=chosen.size.slots, in_turn=chosen.ahead, nodes_file=f"pool-{chosen.index}")
+        member.meant_for = node
+        member.actor = self._class.options(
+            **member.asked,
             **({"scheduling_strategy": on_node(node)} if node else {}),
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=chosen.size.slots + 2,
             **({"runtime_env": {"env_vars": dict(chosen.variables)}} if chosen.variables else {}),
-        ).remote(self._programs, self._script, chosen, around, self._run, self._counts.of(pool))
-        now = time.monotonic()
-        self._members[worker] = _Member(actor, pool, now, now, asked, node)  # first: what is heard looks for it
-        self._hear(worker, "where", -1, actor.where.remote(list(self._spec.shared)))
+        ).remote(self._programs, self._script, chosen, around, self._run, self._counts.of(chosen.index))
+        self._hear(worker, "where", -1, member.actor.where.remote(list(self._spec.shared)))
 
     def assign(self, worker: int, work: Work) -> None:
         member = self._members[worker]
@@ -123,7 +129,7 @@ class RayFleet:
     def stop(self, worker: int) -> None:
         member = self._members.pop(worker)
         if not member.is_ready:  # it has nothing to tear down, and may never be there
-            self._ray.kill(member.actor)
+            self._end(member.actor)
             return
         self._leaving[worker] = member.actor, (word := member.actor.leave.remote())
         self._hear(worker, "left", -1, word)
@@ -170,8 +176,12 @@ class RayFleet:
         self._leaving, self._members = {}, {}
         self._demand.close()
         for actor in actors:  # before the keepers leave: no worker asks for a host that is ended
-            self._ray.kill(actor)
+            self._end(actor)
         self._keepers.end()
+
+    def _end(self, actor: Any) -> None:
+        if actor is not None:
+            self._ray.kill(actor)
 
     # What is heard.
 
@@ -216,11 +226,12 @@ class RayFleet:
 
     def _arrived(self, worker: int, member: _Member, where: Where) -> Ready | None:
         """It is ready once it knows the keeper of its node, where it may need one."""
-        if where.version != __version__:
-            raise EngineError(
-                f"a node of the Ray cluster has Penstock {where.version}, and this machine {__version__}: install the same "
-                "version on all of them"
-            )
+        for what, here in versions().items():
+            if (there := where.versions.get(what)) != here:
+                raise EngineError(
+                    f"node {where.node} of the Ray cluster has {what} {there}, and this machine {here}: install the same "
+                    "version on all of them"
+                )
         if where.missing:
             raise EngineError(
                 f"{where.missing[0]} does not exist on node {where.node}: outputs of a run on a cluster must be on storage "
@@ -236,7 +247,6 @@ class RayFleet:
 
     def _ready(self, member: _Member) -> Ready:
         member.is_ready = True
-        self._was_ready.add(member.pool)
         return Ready(member.node)
 
     # The hosts of models.
@@ -271,7 +281,8 @@ class RayFleet:
         if heard.what == "settled" and isinstance(error, self._ray.exceptions.RayTaskError):
             self._check_keeper(member, error)
             return None
-        gone = (self._ray.exceptions.RayActorError, self._ray.exceptions.ActorUnschedulableError)
+        kinds = self._ray.exceptions
+        gone = (kinds.RayActorError, kinds.ActorUnschedulableError, kinds.OutOfMemoryError)  # the last: Ray has killed it
         if isinstance(error, self._ray.exceptions.ActorUnavailableError):  # the next question how far it is says more
             member.silent_since = member.silent_since or time.monotonic()
             member.is_asked = member.is_asked and heard.what != "progress"
@@ -299,9 +310,9 @@ class RayFleet:
             ) from error
 
     def _death(self, member: _Member, error: BaseException) -> Died:
-        """It is the work's fault unless its node is gone, too."""
+        """It is the work's fault unless its node is gone, too, or it never ran."""
         told = " ".join(str(error).split())
-        is_gone = any(words in told.lower() for words in ("node died", "node has died", "dead node"))
+        is_gone = any(words in told.lower() for words in ("node died", "node has died", "dead node", "actor never ran"))
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         is_gone = is_gone or (bool(member.node) and member.node not in alive)
         return Died(told[:2000], killed="creation task" not in told, blameless=is_gone)
@@ -328,6 +339,8 @@ class RayFleet:
                 self._hear(worker, "progress", -1, member.actor.progress.remote())
         if now - self._looked_for_nodes >= min(LOOK_FOR_NODES_EVERY, self._wait_for_resources):
             self._looked_for_nodes = now
+            for worker in [worker for worker, member in self._members.items() if member.actor is None]:
+                self._place(worker)
             self._check_resources(now)
             self._say_who_starves(now)
             self._follow_nodes()
@@ -347,7 +360,7 @@ class RayFleet:
             self._demand.ask(index, missing, needs_of(pool, len(self._pools)))
         changed = self._counts.changed()
         for member in self._members.values():
-            if member.pool in changed:
+            if member.pool in changed and member.actor is not None:
                 member.actor.share.remote(changed[member.pool])
 
     def _say_who_starves(self, now: float) -> None:
@@ -357,14 +370,14 @@ class RayFleet:
 
     def _check_resources(self, now: float) -> None:
         """An error for a pool that no node can have a worker of, when it has waited long enough."""
+        served = {member.pool for member in self._members.values() if member.is_ready}
         for member in self._members.values():
-            is_new = now - member.warned < self._wait_for_resources
-            if member.is_ready or member.pool in self._was_ready or is_new:
+            if member.pool in served or now - member.warned < self._wait_for_resources:
                 continue
             waited = now - member.since
             pool = self._pools[member.pool]
             who = f"stage {', '.join(map(str, pool.stages))} (resource hints: {pool.hints})"
-            if (missing := lacking(member.asked)) is not None:
+            if (missing := lacking(needs_of(pool, len(self._pools)))) is not None:
                 raise EngineError(
                     f"no node for the workers of {who} after {waited:.0f} s: {missing}; change the hints, or add such a "
                     "node to the cluster"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.engines.ray.cluster import gpu_nodes, import_ray, node_here, node_run_folder, nodes
-from penstock.errors import EngineError
 from penstock.models.folder_use import FolderUse
 from penstock.models.host_address import Address, end_hosts
 from penstock.models.memory import visible_gpus
@@ -139,12 +138,8 @@ class Keepers:
 
     def gpu_node(self, meant_for: Iterable[str], needs: Mapping[str, float]) -> str:
         """Workers that feed a device are on a node that has one: that which has the fewest of them (`meant_for`: the node of
-        each) for its GPUs, also if it came later. `needs`: what else it must have. Empty: on any node."""
-        if not self._gpus:
-            return ""
+        each) for its GPUs, also if it came later. `needs`: what else it must have. Empty: there is no such node now."""
         self._gpus = gpu_nodes()
-        if not self._gpus:
-            raise EngineError("no node of the Ray cluster has a GPU any more, and the models of this run are on GPUs")
         there = Counter(meant_for)
         suitable = gpu_nodes(needs)
         return min(suitable, key=lambda node: (there[node] / suitable[node], node), default="")

@@ -36,8 +36,14 @@ class Where:
     """An actor that is ready."""
 
     node: str
-    version: str
+    versions: Mapping[str, str]  # see versions()
     missing: tuple[str, ...]  # of the folders that the run writes to
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on all machines of a run; of Python the minor version, which code that travels depends on."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"Python": python, "Ray": import_ray().__version__, "Penstock": __version__}
 
 
 class RayWorker:
@@ -73,7 +79,7 @@ class RayWorker:
             thread.start()
 
     def where(self, folders: Sequence[str] = ()) -> Where:
-        return Where(self._node, __version__, tuple(folder for folder in folders if not os.path.isdir(folder)))
+        return Where(self._node, versions(), tuple(folder for folder in folders if not os.path.isdir(folder)))
 
     def share(self, nodes: int) -> None:
         """So many nodes may have workers like this one: limits of services are shared out among them."""
