@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,7 @@ class ServerTransport(HttpTransport):
     async def __call__(self, content: bytes) -> Reply:
         self._silent_since = self._silent_since or time.monotonic()
         self._waiting += 1
-        self._watch = self._watch or asyncio.create_task(self._watched())
+        self._watch = self._watch or asyncio.create_task(_watched(weakref.ref(self)))
         try:
             reply = await super().__call__(content)
             self._silent_since = time.monotonic() if self._waiting > 1 else None
@@ -72,20 +73,26 @@ class ServerTransport(HttpTransport):
             self._watch.cancel()
         await super().close()
 
-    async def _watched(self) -> None:
-        try:
-            while self._waiting:
-                silent = time.monotonic() - (self._silent_since or time.monotonic())
-                if silent < self._hang_timeout:
-                    await asyncio.sleep(self._hang_timeout - silent)
-                elif await asyncio.to_thread(self.server.answers, min(self._hang_timeout, LONGEST_LOOK)):
-                    self._silent_since = time.monotonic()  # it is at work, if slowly
-                else:
-                    logger.warning("%s has answered nothing for %.0f s: this server is ended", self.server.url, silent)
-                    await asyncio.to_thread(self.server.end_hanging, silent)
-                    return
-        finally:
+    async def look(self) -> float:
+        """Whether the server is alive, if it has been silent for long. Seconds until the next look; 0: there is no need."""
+        silent = time.monotonic() - (self._silent_since or time.monotonic())
+        if self._waiting and silent >= self._hang_timeout:
+            if not await asyncio.to_thread(self.server.answers, min(self._hang_timeout, LONGEST_LOOK)):
+                logger.warning("%s has answered nothing for %.0f s: this server is ended", self.server.url, silent)
+                await asyncio.to_thread(self.server.end_hanging, silent)
+                return 0.0
+            self._silent_since, silent = time.monotonic(), 0.0  # it is at work, if slowly
+        if not self._waiting:
             self._watch = None
+            return 0.0
+        return self._hang_timeout - silent
+
+
+async def _watched(of: weakref.ref[ServerTransport]) -> None:
+    """While requests wait. It holds the transport only while it looks: a server ends when nothing refers to it any more."""
+    while (transport := of()) is not None and (pause := await transport.look()):
+        del transport
+        await asyncio.sleep(pause)
 
 
 class ServerModelHandler(OpenAICompatibleModelHandler):
