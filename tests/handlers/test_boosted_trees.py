@@ -249,22 +249,33 @@ def test_a_whole_job(settings: Any, place: Any, xgb: tuple[str, Any], lgb: tuple
 # What does not fit.
 
 
-def test_columns_in_another_order_are_refused(folder: Path) -> None:
-    """LightGBM itself would answer, wrongly."""
-    lightgbm.LGBMClassifier(**SMALL, verbose=-1).fit(FRAME, Y).booster_.save_model(folder / "named.txt")
-    xgboost.XGBClassifier(**SMALL).fit(FRAME, Y).save_model(folder / "named.json")
-    turned = pa.Table.from_pandas(FRAME[["b", "a", "c"]])
-    for handler_class in (LightGBMModelHandlerNumpy, LightGBMModelHandlerPandas):
-        handler = handler_class(str(folder / "named.txt"))
-        expected = (
-            r"named.txt' takes the features \['a', 'b', 'c'\], but saw \['b', 'a', 'c'\]; give columns=\['a', 'b', 'c'\]"
-        )
-        with pytest.raises(UsageError, match=expected):
-            handler.run_inference_columns(turned, handler.load_model())
-    check_handler(LightGBMModelHandlerNumpy(str(folder / "named.txt"), columns=NAMES), turned.to_pylist()[:9])
-    named = XGBoostModelHandlerNumpy(xgboost.Booster, str(folder / "named.json"), columns=["c", "b", "a"])
-    with pytest.raises(UsageError, match=r"but saw \['c', 'b', 'a'\]; give columns=\['a', 'b', 'c'\]"):
-        named.run_inference(ROWS, named.load_model())
+def test_features_are_matched_by_name(folder: Path) -> None:
+    """LightGBM itself would answer for columns in another order, wrongly."""
+    booster = lightgbm.LGBMClassifier(**SMALL, verbose=-1).fit(FRAME, Y).booster_.save_model(folder / "named.txt")
+    xgb = xgboost.XGBClassifier(**SMALL).fit(FRAME, Y)
+    xgb.save_model(folder / "named.json")
+    saved: Any = (xgboost.XGBClassifier, str(folder / "named.json"))
+    turned = FRAME[["b", "a", "c"]]
+    made: list[tuple[Any, list[float]]] = [
+        (lambda **more: LightGBMModelHandlerNumpy(str(folder / "named.txt"), **more), booster.predict(FRAME).tolist()),
+        (lambda **more: LightGBMModelHandlerPandas(str(folder / "named.txt"), **more), booster.predict(FRAME).tolist()),
+        (lambda **more: XGBoostModelHandlerNumpy(*saved, **more), xgb.predict(X).tolist()),
+        (lambda **more: XGBoostModelHandlerPandas(*saved, **more), xgb.predict(X).tolist()),
+    ]
+    table, records = pa.Table.from_pandas(turned), [{name: row[name] for name in turned} for row in ROWS]
+    for make, expected in made:
+        for handler in (make(), make(columns=["c", "b", "a"])):
+            model = handler.load_model()
+            assert handler.run_inference_columns(table, model).tolist() == expected
+            assert handler.run_inference(records, model).tolist() == expected
+        check_handler(make(), records[:9])
+        named = r"takes the features \['a', 'b', 'c'\], but saw"
+        with pytest.raises(UsageError, match=named + r" \['b', 'a'\]; \['c'\] are missing"):
+            make().run_inference_columns(table.drop_columns("c"), model)
+        with pytest.raises(UsageError, match=named + r" \['b', 'a', 'c', 'id'\]; give columns=\['a', 'b', 'c'\]"):
+            make().run_inference_columns(table.append_column("id", pa.array(range(60))), model)
+    frames = LightGBMModelHandlerPandas(str(folder / "named.txt"))
+    assert answers_of(frames, [turned.iloc[[at]] for at in range(60)]).tolist() == made[1][1]
 
 
 def test_another_number_of_features(xgb: tuple[str, Any], lgb: tuple[str, Any]) -> None:

@@ -279,6 +279,39 @@ def test_own_inference_fn(folder: Path) -> None:
     np.testing.assert_allclose([answer.inference for answer in answers_of(handler, list(X))], 2 * EXPECTED, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["keras", "saved"])
+def test_texts(kind: str, tmp_path: Path) -> None:
+    text, n = tf.keras.Input((), dtype="string", name="text"), tf.keras.Input((1,), name="n")
+    table = tf.keras.layers.Embedding(4, 2)
+    known = tf.keras.layers.StringLookup(vocabulary=["good", "bad"])
+    models = {"one": tf.keras.Model(text, table(known(text))), "two": tf.keras.Model([text, n], table(known(text)) * n)}
+    for name, model in models.items():
+        to = tmp_path / (f"{name}.keras" if kind == "keras" else name)
+        model.save(to) if kind == "keras" else model.export(to, verbose=False)
+
+    def handler(name: str, **settings: Any) -> Any:
+        return TFModelHandlerNumpy(str(tmp_path / (f"{name}.keras" if kind == "keras" else name)), trusted=True, **settings)
+
+    texts = ["good", "bad", "what", "good"]
+    expected = table(known(tf.constant(texts))).numpy()
+    np.testing.assert_allclose(answers_of(handler("one"), texts), expected)
+    check_handler(handler("one"), texts)
+    rows = [{"text": text, "n": 2.0} for text in texts]
+    check_handler(handler("one", columns="text"), rows)
+    check_handler(handler("two", columns=["text", "n"]), rows)
+    pq.write_table(pa.Table.from_pylist([*rows[:2], {"text": None, "n": 2.0}, *rows[2:]]), tmp_path / "in.parquet")
+    with ps.Pipeline(workers=0) as p:
+        model = handler("two", columns=["text", "n"], output_column="y")
+        read = p | ps.ReadFromParquet(str(tmp_path / "in.parquet"))
+        good, bad = read | ps.RunInference(model).with_exception_handling()
+        good | ps.WriteToParquet(str(tmp_path / "out"))
+        bad.failed_inferences | ps.Map(print)
+    np.testing.assert_allclose(pq.read_table(tmp_path / "out")["y"].to_pylist(), 2 * expected)
+    with pytest.raises(BadRowsError, match="column 'text' is null in this row, and the model takes texts") as caught:
+        answers_of(model, [rows[0], {"text": None, "n": 1.0}])
+    assert list(caught.value.errors) == [1]
+
+
 def test_rows_that_do_not_fit_fail_alone(folder: Path) -> None:
     handler = TFModelHandlerNumpy(str(folder / "model.keras"))
     with pytest.raises(BadRowsError) as caught:

@@ -52,7 +52,13 @@ class InputSpec:
 
 def stacked(rows: Sequence[Any], spec: InputSpec | None, model_id: str) -> Array:
     """Rows that are arrays as one, with the rows first. BadRowsError for those that are not what the model takes."""
-    arrays = [np.asarray(row) for row in rows]
+    arrays = [row if type(row) is np.ndarray else np.asarray(row) for row in rows]
+    if spec is not None and spec.dtype == object:  # texts, which NumPy has in a type for each length
+        arrays = [array.astype(object) if array.dtype.kind == "U" else array for array in arrays]
+    dtype, shape = arrays[0].dtype, arrays[0].shape
+    alike = all(array.dtype == dtype and array.shape == shape for array in arrays)
+    if alike and (spec is None or spec.fits_row(arrays[0])):
+        return np.stack(arrays)
     if spec is not None:
         told = f"the model in {model_id!r} takes {spec}, but the row is"
         bad: dict[int, Exception] = {
@@ -95,7 +101,7 @@ def column_input(
     if not isinstance(columns, str):
         array = matrix_array(table, columns, floats)
     elif spec is not None and spec.dtype == object:
-        array = table.column(columns).to_numpy()
+        array = _texts(table.column(columns), columns)
     else:
         array = column_array(table, columns, floats)
     if spec is None:
@@ -108,6 +114,15 @@ def column_input(
         error = RowError(f"{told} shape {_shown(array.shape[1:])}; check columns=, and the length of lists")
         raise BadRowsError(dict.fromkeys(range(len(array)), error))
     return array
+
+
+def _texts(column: pa.ChunkedArray, name: str) -> Array:
+    """BadRowsError for rows that are null, because no model of texts takes that."""
+    if column.null_count:
+        error = RowError(f"column {name!r} is null in this row, and the model takes texts; replace nulls in a step before")
+        raise BadRowsError(dict.fromkeys(np.flatnonzero(column.is_null().to_numpy()).tolist(), error))
+    texts: Array = column.to_numpy()
+    return texts
 
 
 def _of_type(array: Array, spec: InputSpec, columns: Any, model_id: str) -> Array:

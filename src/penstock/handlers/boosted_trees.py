@@ -95,14 +95,6 @@ class BoostedTreesHandler(TabularModelHandler[ExampleT]):
 
     # Calling.
 
-    def run_inference(self, batch: Sequence[ExampleT], model: Any, inference_args: InferenceArgs = None) -> Any:
-        self._check_names(_names_in(batch[0]), model)
-        return super().run_inference(batch, model, inference_args)
-
-    def run_inference_columns(self, table: pa.Table, model: Any, inference_args: InferenceArgs = None) -> Any:
-        self._check_names(table.column_names, model)
-        return super().run_inference_columns(table, model, inference_args)
-
     def _run(self, data: Any, rows: int, model: Any, inference_args: InferenceArgs) -> Any:
         features, seen = self._features(model), data.shape[1]
         if features.count != seen:
@@ -110,16 +102,21 @@ class BoostedTreesHandler(TabularModelHandler[ExampleT]):
             raise BadRowsError(dict.fromkeys(range(rows), error))
         return super()._run(data, rows, model, inference_args)
 
-    def _check_names(self, seen: Sequence[str] | None, model: Any) -> None:
-        """UsageError where the names of the features are known and are not the model's: in another order the same columns
-        would give other answers."""
+    def _order(self, named: Any, model: Any) -> Sequence[int] | None:
+        """By the names of the features, where the model has them: in another order the same columns would give other
+        answers. UsageError where they are others."""
+        seen = _names_in(named)
         names = self.input_columns() or seen
         features = self._features(model)
         if names is None or (len(names) == features.count and list(features.names or names) == list(names)):
-            return
-        if features.names is not None and set(features.names) <= set(seen or ()):
-            raise UsageError(f"{self._wrong(features)} {list(names)}; give columns={list(features.names)}")
-        raise UsageError(f"{self._wrong(features)} {list(names)}; name the features in columns=[...], in this order")
+            return None
+        if features.names is None:
+            raise UsageError(f"{self._wrong(features)} {list(names)}; name the features in columns=[...], in this order")
+        if len(names) == features.count and set(names) == set(features.names):
+            return [list(names).index(name) for name in features.names]
+        missing = [name for name in features.names if name not in (seen or names)]
+        advice = f"{missing} are missing: add them in a step before" if missing else f"give columns={list(features.names)}"
+        raise UsageError(f"{self._wrong(features)} {list(names)}; {advice}")
 
     def _wrong(self, features: Features) -> str:
         takes = f"{features.count} features" if features.names is None else f"the features {list(features.names)}"
@@ -145,10 +142,11 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names_in(row: Any) -> list[str] | None:
-    """The names of a row that is a dict, a Series, or a frame of pandas or datatable."""
+    """The names in a table, or of a row that is a dict, a Series, or a frame of pandas or datatable."""
     if isinstance(row, Mapping):
         return list(row)
-    names = next((getattr(row, name) for name in ("columns", "index", "names") if hasattr(row, name)), None)
+    kinds = ("column_names", "columns", "index", "names")
+    names = next((getattr(row, name) for name in kinds if hasattr(row, name)), None)
     return None if names is None or callable(names) else [str(name) for name in names]
 
 

@@ -5,7 +5,7 @@ rows or a table -> one matrix, frame or sparse matrix -> predict() -> an array o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 from penstock.handlers.boosted_trees import BoostedTreesHandler, Features, OfTypedFrames
@@ -48,7 +48,8 @@ class _LightGBMModelHandler(BoostedTreesHandler[ExampleT]):
         inference_fn(model, data, inference_args): gives one answer per row of data; None calls model.predict(data), which of
             a Booster gives probabilities, not classes.
         trusted: you trust the file to run code: pickled models need it, such as those of lightgbm.LGBMClassifier.
-        columns: the features, in the model's order, where rows have names; None takes all of them.
+        columns: the features, where rows have names; None takes all of them. They are matched by name where the model was
+            trained with names, else they are in its order.
         """
         super().__init__(model_uri, trusted, settings)
         self._inference_fn = inference_fn or _predict
@@ -102,5 +103,5 @@ class LightGBMModelHandlerSciPy(OfSparse, _LightGBMModelHandler[Any]):
     def _width(self, model: Any) -> int:
         return self._features(model).count
 
-    def _check_names(self, seen: Sequence[str] | None, model: Any) -> None:
+    def _order(self, named: Any, model: Any) -> None:
         """The columns are no features."""

@@ -62,7 +62,12 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
         raise NotImplementedError
 
     def run_inference(self, batch: Sequence[ExampleT], model: Any, inference_args: InferenceArgs = None) -> Any:
-        return self._run(self._data_of_rows(batch), len(batch), model, inference_args)
+        order = self._order(batch[0], model)
+        return self._run(_arranged(self._data_of_rows(batch), order), len(batch), model, inference_args)
+
+    def _order(self, named: Any, model: Any) -> Sequence[int] | None:
+        """Where each feature of the model is among the columns of a table or of a first row; None: as they come."""
+        return None
 
     def _run(self, data: Any, rows: int, model: Any, inference_args: InferenceArgs) -> Any:
         return answers_of(self._call(model, data, inference_args), rows)
@@ -86,7 +91,9 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
 
     def run_inference_columns(self, table: pa.Table, model: Any, inference_args: InferenceArgs = None) -> Any:
         check_names(self.input_columns(), table.column_names)
-        return tuples_by_number(self._run(self._data_of_table(table), table.num_rows, model, inference_args))
+        order = self._order(table, model)
+        data = _arranged(self._data_of_table(table), order)
+        return tuples_by_number(self._run(data, table.num_rows, model, inference_args))
 
     def model_id(self) -> str:
         return without_secrets(str(self._model_uri))
@@ -97,6 +104,13 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
     def update_model_path(self, model_path: str) -> None:
         """Another file of the same type, trusted like the first."""
         self._model_uri = checked_path(model_path)
+
+
+def _arranged(data: Any, order: Sequence[int] | None) -> Any:
+    """A matrix or frame with its columns in this order."""
+    if order is None:
+        return data
+    return data.iloc[:, order] if hasattr(data, "iloc") else data[:, order]
 
 
 class OfArrays(TabularModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):

@@ -6,15 +6,19 @@ rows or columns -> one array for each input -> the model -> an array for each ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from penstock.handlers.array_answers import answers_of, is_several
 from penstock.handlers.array_inputs import Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs
 from penstock.handlers.catalog import check_installed, check_versions
+from penstock.handlers.number_columns import check_names
 from penstock.handlers.tensorflow_models import SIGNATURE, ModelType, TFModel, TFSource, fetched
 from penstock.inference.handler_checks import checked_path
 from penstock.inference.handler_settings import HandlerSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 check_installed("tensorflow")
 
@@ -28,7 +32,7 @@ class TFModelHandlerNumpy(ArrayModelHandler):
 
     columns="x": one column as the input: numbers, or lists of one length. columns=["x", "y"]: for a model with one input,
     one matrix of these columns; for a model with several, a column for each input, by its name. Numbers become the type of
-    the input where it has each of them, nulls among floats NaN.
+    the input where it has each of them, nulls among floats NaN. An input of texts takes a column of texts.
 
     Answers are NumPy's arrays. One output is the answer itself, several are a dict by name, or a tuple.
     """
@@ -96,6 +100,10 @@ class TFModelHandlerNumpy(ArrayModelHandler):
         elif model.takes == "list":
             given = [tensors[name] for name in names]
         return fetched(model.call(given, **(inference_args or {})))
+
+    def _check_types(self, schema: pa.Schema, names: Sequence[str]) -> None:
+        """Some models take texts: whether this one does is known when it is loaded."""
+        check_names(names, schema.names)
 
     def takes_columns(self) -> bool:
         return self._columns is not None and self._own_fn is None

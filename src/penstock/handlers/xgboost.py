@@ -62,7 +62,8 @@ class _XGBoostModelHandler(BoostedTreesHandler[ExampleT]):
             gives one.
         inference_fn(batch, model, inference_args): gives one answer per row of the batch, which is one matrix or frame.
         trusted: you trust the file to run code: pickled models need it.
-        columns: the features, in the model's order, where rows have names; None takes all of them.
+        columns: the features, where rows have names; None takes all of them. They are matched by name where the model was
+            trained with names, else they are in its order.
         """
         super().__init__(model_state, trusted, settings)
         if not callable(model_class):
@@ -127,7 +128,7 @@ class XGBoostModelHandlerSciPy(OfSparse, _XGBoostModelHandler[Any]):
     def _width(self, model: Any) -> int:
         return self._features(model).count
 
-    def _check_names(self, seen: Sequence[str] | None, model: Any) -> None:
+    def _order(self, named: Any, model: Any) -> None:
         """The columns are no features."""
 
 
