@@ -8,7 +8,6 @@ from penstock.errors import UsageError
 from penstock.io.stored_sink import stored
 from penstock.options import ASIDE, RunOptions
 from penstock.pipeline.pipeline import Graph
-from penstock.run.explain import explain
 from penstock.run.file_changes import Input
 from penstock.run.fleet import Site
 from penstock.run.pools import run_size
@@ -34,6 +33,8 @@ def start_run(graph: Graph, options: RunOptions, site: Site) -> Run:
 
 
 def explain_run(graph: Graph, options: RunOptions, site: Site) -> str:
+    from penstock.run.explain import explain  # which runs need not load
+
     job = Job(graph, options, site)
     _check_refresh(job)
     return explain(job, run_size(job.plan, (each.source for each in _inputs(job))), sample=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StoppedError, UsageError
 from penstock.models.place import LOAD_TIMEOUT, Surroundings
@@ -26,11 +26,13 @@ from penstock.run.garbage import seldom_collected
 from penstock.run.outcomes import Tally
 from penstock.run.outputs import AtTheEnd, RunOutputs
 from penstock.run.pools import Pools, unlimited_loads
-from penstock.run.refreshing import ModelRefresh
 from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
 from penstock.run.signals import stoppable, uninterrupted
 from penstock.run.standing import Standing
 from penstock.run.throttling import Throttling
+
+if TYPE_CHECKING:
+    from penstock.run.refreshing import ModelRefresh
 
 logger = logging.getLogger(__name__)
 
@@ -141,17 +143,26 @@ class Run:
             changes=changes,
             throttling=Throttling(setup.pools_of_steps()),
         )
-        refresh = ModelRefresh(self._job.graph, around, self._rows_of_branch, self.stop)
         with self._job.site.fleet(spec) as fleet:
-            try:
-                with refresh:
-                    self._coordinate(setup, fleet, outputs, tally, refresh, spec.throttling)
-            except StoppedError as exc:
-                if refresh.error is not None:
-                    raise refresh.error from exc
-                raise
-            finally:
-                outputs.refreshed(refresh.take_events())
+            if not changes:
+                self._coordinate(setup, fleet, outputs, tally, spec.throttling)
+            else:
+                self._refresh(setup, fleet, outputs, tally, spec)
+
+    def _refresh(self, setup: Setup, fleet: Fleet, outputs: RunOutputs, tally: Tally, spec: FleetSpec) -> None:
+        """The work, and models that change meanwhile."""
+        from penstock.run.refreshing import ModelRefresh  # which other runs need not load
+
+        refresh = ModelRefresh(self._job.graph, spec.around, self._rows_of_branch, self.stop)
+        try:
+            with refresh:
+                self._coordinate(setup, fleet, outputs, tally, spec.throttling, lambda: _tell(outputs, refresh))
+        except StoppedError as exc:
+            if refresh.error is not None:
+                raise refresh.error from exc
+            raise
+        finally:
+            outputs.refreshed(refresh.take_events())
         refresh.count_in(tally.metrics)
 
     def _warn_of_loads(self, pools: Pools, around: Surroundings) -> None:
@@ -178,10 +189,9 @@ class Run:
         fleet: Fleet,
         outputs: RunOutputs,
         tally: Tally,
-        refresh: ModelRefresh,
         throttling: Throttling,
+        watch: Callable[[], None] | None = None,
     ) -> None:
-        watch = (lambda: _tell(outputs, refresh)) if self._job.graph.branches else None
         self._standing = Standing(setup, tally)
         self._coordinator = coordinator = Coordinator(setup, fleet, outputs, tally, watch, throttling)
         if self._stopped:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +113,7 @@ def lay_out(job: Job, inputs: Sequence[Input]) -> tuple[Layout, list[SplitGoal]]
     goals = split_goals(job.plan, pools, journaled=job.journaled)
     splits = [split for i, each in enumerate(inputs) for split in cut(each.source, i, goals[i])]
     few = few_splits(job.plan, pools, job.options, splits)
-    return Layout(run=secrets.token_hex(8), size=size, few=few, splits=splits), goals
+    return Layout(run=os.urandom(8).hex(), size=size, few=few, splits=splits), goals
 
 
 def set_up(job: Job, layout: Layout) -> Setup:
