@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -22,6 +23,7 @@ from penstock.handlers import catalog
 from penstock.handlers.catalog import FAMILIES, HandlerFamily, Need
 from penstock.handlers.huggingface import HuggingFacePipelineModelHandler
 from penstock.handlers.images import PytorchImageModelHandler
+from penstock.handlers.pytorch_models import PytorchSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(penstock.__file__).parent / "handlers"
@@ -204,6 +206,42 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {  # those that a
     "PytorchModelHandlerTensor": ((), WEIGHTS),
     **{f"XGBoostModelHandler{rows}": (TREES, {}) for rows in ("Numpy", "Pandas", "SciPy", "Datatable")},
 }
+
+
+def table_of_arguments() -> dict[str, set[str]]:
+    """What docs/reference/handlers.md says: the arguments of each handler, but those that all have."""
+    page = (ROOT / "docs/reference/handlers.md").read_text()
+    lines = page.split("| handlers | the model |")[1].split("\n\n")[0].splitlines()[2:]
+    told: dict[str, set[str]] = {}
+    above = [""] * 3
+    for line in lines:
+        first, *cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        above = [last if cell == "the same" else cell for cell, last in zip(cells, above, strict=True)]
+        whole, *short = re.findall(r"`(?:\.\.\.)?(\w+)`", first)
+        stem = whole.removesuffix("Numpy").removesuffix("Tensor")
+        for name in [whole, *(stem + each for each in short)]:
+            also = [re.fullmatch(r"(.*?)(?:; of `\.\.\.(\w+)` also (.*))?", cell) for cell in above]
+            mine = [found[1] + (found[3] or "") * name.endswith(found[2] or "?") for found in also if found is not None]
+            told[name] = set(re.findall(r"`(\w+)`", " ".join(mine)))
+    return told
+
+
+def test_the_table_of_arguments_is_that_of_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models behind an API and language models have pages of their own."""
+    found, there = importlib.util.find_spec, {"tensorflow", "keras"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: name in there or found(name, package))
+    families = [family for family in FAMILIES if family.name not in {"llama_cpp", "remote", "vllm"}]
+    own: dict[str, set[str]] = {}
+    for family in families:
+        for name in family.handlers:
+            parameters = inspect.signature(getattr(importlib.import_module(family.module), name)).parameters.values()
+            own[name] = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+            if any("PytorchSettings" in str(each.annotation) for each in parameters):
+                own[name] |= PytorchSettings.__annotations__.keys()
+            own[name] -= penstock.HandlerSettings.__annotations__.keys()
+    assert table_of_arguments() == own
+
+
 AT_IMPORT = {"httpx"}  # what looks at its version when it is imported: see below
 OLD = [
     *((f, handler, need) for f in FAMILIES for handler in f.handlers for need in f.needs if need.module not in AT_IMPORT),

@@ -222,6 +222,16 @@ def test_an_output_without_rows(weights: str) -> None:
         answers_of(JaxModelHandler(summed, weights), list(X))
 
 
+def test_a_tpu_is_neither_the_cpu_nor_a_gpu(weights: str) -> None:
+    """One process alone can have it; whether it is there, JAX says."""
+    there = {name: JaxModelHandler(linear, weights, device=name) for name in (None, "cpu", "gpu:1", "tpu", "tpu:1")}
+    shared = {name: handler.share_model_across_processes() for name, handler in there.items()}
+    assert shared == {None: False, "cpu": False, "gpu:1": False, "tpu": True, "tpu:1": True}
+    rows = ps.Pipeline(workers=1) | ps.Create(list(X)) | ps.RunInference(there["tpu"])
+    with pytest.raises(UsageError, match="device='tpu' is not here: JAX sees"):
+        rows.collect()
+
+
 def test_devices(weights: str) -> None:
     assert JaxModelHandler(linear, weights, device="cpu").load_model().device == jax.devices("cpu")[0]
     assert [JaxModelHandler(linear, weights, device=each).accelerator() for each in (None, "gpu", "gpu:1", "tpu")] == [

@@ -16,7 +16,7 @@ from penstock.handlers.array_answers import ModelOutputs, check_count
 from penstock.handlers.array_inputs import FLOATS, Inputs, InputSpec
 from penstock.handlers.arrays import ArrayModelHandler, InferenceArgs, each_of, filled
 from penstock.handlers.catalog import check_installed, check_versions
-from penstock.handlers.jax_models import JaxModel, device_named, fetched, import_jax, load_params
+from penstock.handlers.jax_models import JaxModel, device_kind, device_named, fetched, import_jax, load_params
 from penstock.handlers.row_shapes import naming_rows
 from penstock.inference.handler_settings import HandlerSettings
 
@@ -108,6 +108,10 @@ class JaxModelHandler(ArrayModelHandler):
         if kind not in ("gpu", "cuda"):
             return None
         return f"cuda:{number}" if number else "gpu"
+
+    def share_model_across_processes(self) -> bool:
+        """Also on a TPU, or another device that only JAX knows: one process alone can have it."""
+        return super().share_model_across_processes() or device_kind(self._device) not in ("cpu", "gpu", "cuda")
 
     def get_metrics_namespace(self) -> str:
         return "Penstock_JAX"

@@ -35,12 +35,12 @@ def import_jax(device: str | None) -> Any:
         os.environ.setdefault("NPROC", str(share))  # what XLA reads when it starts
     import jax
 
-    if is_own_process() and _kind(device) == "cpu" and not jax.config.jax_platforms:
+    if is_own_process() and device_kind(device) == "cpu" and not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     return jax
 
 
-def _kind(device: str | None) -> str:
+def device_kind(device: str | None) -> str:
     return (device or "cpu").partition(":")[0]
 
 
@@ -94,7 +94,7 @@ def device_named(name: str | None, jax: Any) -> Any:
     """The device by JAX's own words, such as "cpu", "gpu:1" or "tpu"; None: the CPU, as for other handlers."""
     number = (name or "").partition(":")[2]
     try:
-        return jax.devices(_kind(name))[int(number or 0)]
+        return jax.devices(device_kind(name))[int(number or 0)]
     except (RuntimeError, IndexError, ValueError) as exc:
         there = [f"{device.platform}:{device.id}" for device in jax.devices()]
         raise UsageError(f"device={name!r} is not here: JAX sees {there}; {exc}") from exc
