@@ -254,10 +254,7 @@ class RayFleet:
     def _keep(self, node: str) -> None:
         keeper = self._keepers.start(node)
         keeper.stays.future().add_done_callback(lambda call: self._events.put(_Heard(KEEPER, node, -1, call)))
-        self._hear_versions(node, keeper.versions)
-
-    def _hear_versions(self, node: str, exchange: Any) -> None:
-        self._hear(VERSIONS, node, -1, exchange)
+        self._hear(VERSIONS, node, -1, keeper.versions)
 
     def _settle(self, worker: int, member: _Member) -> None:
         keeper = self._keepers.of(member.node)
@@ -330,7 +327,7 @@ class RayFleet:
             return
         self._looked = now
         if self._spec.changes:
-            self._keepers.exchange(self._hear_versions)
+            self._keepers.exchange(lambda node, versions: self._hear(VERSIONS, node, -1, versions))
         for worker, member in list(self._members.items()):
             if member.silent_since is not None and now - member.silent_since > SILENCE:
                 self._found.append((worker, self._given_up(worker, f"its actor was not heard of for {SILENCE:g} s")))
