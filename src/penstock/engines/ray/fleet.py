@@ -129,7 +129,8 @@ class RayFleet:
     def stop(self, worker: int) -> None:
         member = self._members.pop(worker)
         if not member.is_ready:  # it has nothing to tear down, and may never be there
-            self._end(member.actor)
+            if member.actor is not None:
+                self._ray.kill(member.actor)
             return
         self._leaving[worker] = member.actor, (word := member.actor.leave.remote())
         self._hear(worker, "left", -1, word)
@@ -172,16 +173,13 @@ class RayFleet:
         self.kill()
 
     def kill(self) -> None:
-        actors = [actor for actor, _ in self._leaving.values()] + [member.actor for member in self._members.values()]
+        actors = [actor for actor, _ in self._leaving.values()]
+        actors += [member.actor for member in self._members.values() if member.actor is not None]
         self._leaving, self._members = {}, {}
         self._demand.close()
         for actor in actors:  # before the keepers leave: no worker asks for a host that is ended
-            self._end(actor)
-        self._keepers.end()
-
-    def _end(self, actor: Any) -> None:
-        if actor is not None:
             self._ray.kill(actor)
+        self._keepers.end()
 
     # What is heard.
 
