@@ -48,7 +48,9 @@ def nothing_left(descendants, caplog):
     def is_clean():
         return all(used_by_others(name) for name in folders() - before)
 
-    if not comes_to_pass(is_clean):  # what killed workers leave, the next run removes. Folders of other tests come and go
+    if not comes_to_pass(
+        is_clean, seconds=10.0
+    ):  # what killed workers leave, the next run removes. Folders of other tests come and go
         wait_until(lambda: remove_unused(str(Path(run_folder("any")).parent)) or is_clean())
 
 
@@ -89,7 +91,7 @@ def wait_until(holds):
     assert comes_to_pass(holds), "it never came to pass"
 
 
-def comes_to_pass(holds, seconds=10.0):
+def comes_to_pass(holds, seconds=30.0):  # on a loaded machine processes take long to end
     until = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < until:
         time.sleep(0.02)
