@@ -12,6 +12,7 @@ from workload import COLUMNS, COMPRESSION, Stopwatch, add_seven, answer, check_o
 
 import penstock as ps
 import penstock.engines.local.inline  # what runs a pipeline is imported with the first run: imports are not on the clock
+import penstock.journal.starting
 
 FRAMEWORKS = {
     *("apache_beam", "daft", "jax", "lightgbm", "onnxruntime", "pandas", "ray", "sklearn", "tensorflow"),

@@ -150,7 +150,8 @@ def byte_size(block: Block) -> int:
     if not isinstance(block, list):
         return cast(int, block.nbytes)
     sample = block[:: max(1, len(block) // 8)]
-    return sum(map(size_of, sample)) * len(block) // max(1, len(sample))
+    size = sys.getsizeof if _SCALARS.issuperset(map(type, sample)) else size_of
+    return sum(map(size, sample)) * len(block) // max(1, len(sample))
 
 
 def fitting_rows(block: list[Any]) -> int:

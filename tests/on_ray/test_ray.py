@@ -528,13 +528,16 @@ def read_rows(folder):
 
 
 def around_a_death(line, folder):
-    """Rows wait for the doomed node, and those of the last quarter for its death."""
-    folder, here = Path(folder), node_of(line)[1]
+    """Rows wait for the doomed node, and those of the last quarter for its death. It dies with rows in its hands."""
+    folder = Path(folder)
+    is_doomed = node_of(line)[1] == (folder / "doomed").read_text()
     if not (folder / "worked").exists():
-        if here == (folder / "doomed").read_text():
+        if is_doomed:
             (folder / "worked").touch()
         wait_until((folder / "worked").exists, "the doomed node works", 90)
-    if int(line) >= ROWS * 3 // 4:
+    if int(line) >= ROWS * 3 // 4 or (is_doomed and (folder / "enough").exists()):
+        if is_doomed:
+            (folder / "held").touch()
         wait_until((folder / "gone").exists, "the doomed node is gone", 90)
     return line
 
@@ -555,6 +558,8 @@ def test_a_node_that_dies_loses_nothing_and_is_not_the_works_fault(cluster, tmp_
         def end_node(wait):
             wait((tmp_path / "worked").exists, "the node works")
             wait(lambda: any(stage.rows > ROWS // 10 for stage in run.progress()), "rows are done")
+            (tmp_path / "enough").touch()
+            wait((tmp_path / "held").exists, "the node has rows")
             cluster.remove_node(node, allow_graceful=False)
             (tmp_path / "gone").touch()
 

@@ -16,8 +16,10 @@ from penstock.rows import many
 from penstock.tables import own_table
 
 
-def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, args: Any, step: str) -> Any:
-    """The answers to a batch (penstock.answers), one for each of its rows."""
+def call_model(
+    handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, args: Any, step: str, sent: bool = False
+) -> Any:
+    """The answers to a batch (penstock.answers), one for each of its rows. sent: they are copied before the next call."""
     made: object
     if isinstance(batch, list):
         giver = "run_inference()"
@@ -25,7 +27,9 @@ def call_model(handler: ModelHandler[Any, Any, Any], model: Any, batch: Block, a
     else:
         giver = "run_inference_columns()"
         made = handler.run_inference_columns(columns_for(handler, batch), model, args)
-    answers = own_unless_native(handler, checked_answers(made, row_count(batch), step, giver))
+    answers = checked_answers(made, row_count(batch), step, giver)
+    if not sent:
+        answers = own_unless_native(handler, answers)
     return answers if isinstance(batch, list) else _as_columns(answers)
 
 

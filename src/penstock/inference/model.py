@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.answers import cut
@@ -90,8 +91,9 @@ class ModelCopy:
         holds_back: a row that does not fit alone is not blamed but left `again`, for a caller that can start this process
         anew; where several are, memory is full, and what has no answer yet is left with them.
 
-        read_again: gives the rows once more, to a caller that keeps them elsewhere. The handler is then given the batch
-        itself; without it, copies of what it could change: every call sees the rows as they were submitted.
+        read_again: gives the rows once more, to a caller that keeps them elsewhere, and sends answers away before the next
+        call. The handler is then given the batch itself, and its answers are taken as they are; without it, copies of what
+        could be changed: every call sees the rows as they were submitted, and no call changes answers of another.
 
         prepared: asked for where a model has versions (inference/refreshed_model.py): all rows are prepared for this one.
 
@@ -100,7 +102,7 @@ class ModelCopy:
         try:
             if raised is not None:
                 raise raised
-            answers = rows.call(0, rows.count, self.call, args)
+            answers = rows.call(0, rows.count, self.call if read_again is None else partial(self.call, sent=True), args)
         except BaseException as exc:
             return FailedBatch(self, rows, args, step, handling, retry, holds_back).outcome(exc)
         on_device = self._own.device_seconds if self._sees_device else None
@@ -159,8 +161,9 @@ class ModelCopy:
         if isinstance(self.handler, AnnouncingHandler):
             self.handler.calling = calling
 
-    def call(self, batch: Block, args: Any) -> Any:
-        """The answers of the model to these rows, at once."""
+    def call(self, batch: Block, args: Any, *, sent: bool = False) -> Any:
+        """The answers of the model to these rows, at once. sent: before the next call, so that they need no memory of their
+        own."""
         assert self._loaded is not None
         if self._announces and (calling := getattr(self._own, "calling", None)) is not None:
             calling()
@@ -173,7 +176,7 @@ class ModelCopy:
         if self._sees_device:
             self.handler.device_seconds()  # what an earlier call has left
         try:
-            answers = call_model(self.handler, self._loaded.model, given, args, self.step)
+            answers = call_model(self.handler, self._loaded.model, given, args, self.step, sent)
             if self._sees_device:
                 self._own.device_seconds = self.handler.device_seconds()
         finally:
