@@ -58,8 +58,10 @@ def _plain_answers(
             end_if_forked(began, copy.step)
             if type(made) is not list or len(made) != count:
                 made = as_rows(checked_answers(made, count, copy.step))
-            if not (is_native or set(map(type, made)) <= CONSTANT):  # it may be filled anew by the next call
-                made = own_answers(made)
+            if not is_native:
+                kinds = [*map(type, made)]
+                if kinds[0] not in CONSTANT or kinds.count(kinds[0]) != count:  # it may be filled anew by the next call
+                    made = own_answers(made)
             answers += made
     except BaseException as exc:
         end_if_forked(began, copy.step)
