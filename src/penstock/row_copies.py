@@ -53,7 +53,10 @@ def own_rows(block: BlockT, uncopied: dict[int, Exception] | None = None) -> Blo
 
 def are_constant(rows: list[Any]) -> bool:
     """Whether nobody can change anything in these rows."""
-    kinds = set(map(type, rows))
+    each = [*map(type, rows)]
+    if each and each[0] in CONSTANT and each.count(each[0]) == len(each):  # as mostly, and quicker told than by a set
+        return True
+    kinds = set(each)
     return kinds <= CONSTANT or (kinds == {tuple} and _are_constant(chain.from_iterable(rows)))
 
 
