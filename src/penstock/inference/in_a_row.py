@@ -11,7 +11,7 @@ from penstock.forks import end_if_forked, this_process
 from penstock.inference.calls import checked_answers
 from penstock.inference.model import ModelCopy
 from penstock.models.outcome import Outcome
-from penstock.row_copies import CONSTANT, are_constant
+from penstock.row_copies import are_constant
 
 if TYPE_CHECKING:
     from penstock.inference.lane import Request
@@ -58,10 +58,8 @@ def _plain_answers(
             end_if_forked(began, copy.step)
             if type(made) is not list or len(made) != count:
                 made = as_rows(checked_answers(made, count, copy.step))
-            if not is_native:
-                kinds = [*map(type, made)]
-                if kinds[0] not in CONSTANT or kinds.count(kinds[0]) != count:  # it may be filled anew by the next call
-                    made = own_answers(made)
+            if not (is_native or are_constant(made)):  # it may be filled anew by the next call
+                made = own_answers(made)
             answers += made
     except BaseException as exc:
         end_if_forked(began, copy.step)
