@@ -145,7 +145,7 @@ def bare(answers: list[Any]) -> list[Any]:
 
 
 def own_answers(answers: Any) -> Any:
-    """Answers that share no memory with what their handler may keep, and fill anew for its next batch."""
+    """Answers that share no memory with what their handler may keep, and fill anew for its next batch; on the CPU."""
     if isinstance(answers, dict):
         return {name: own_answers(part) for name, part in answers.items()}
     if not isinstance(answers, list):
@@ -170,7 +170,9 @@ def _own(value: Any) -> Any:
         return kind(value if not value or type(value[0]) in CONSTANT else map(_own, value))
     if (array := _class("numpy", "ndarray")) is not None and isinstance(value, array):
         return value.copy()
-    return value.clone() if _is_tensor(value) and not value.requires_grad else value
+    if not _is_tensor(value) or value.requires_grad:
+        return value
+    return value.clone() if value.device.type in ("cpu", "meta") else value.cpu()
 
 
 def named(answers: Any, model_id: str, same: Collection[str]) -> Any:

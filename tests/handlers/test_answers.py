@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,3 +189,30 @@ def test_lists_have_one_answer_for_each_row(folder: Path) -> None:
         model.forward = lambda x, output=wrong: output
         with pytest.raises(PredictionCountError, match="a batch of 2 rows"):
             handler.run_inference([torch.zeros(1)] * 2, model)
+
+
+class OnTheDevice(ps.ModelHandler):
+    """Its answers are where it has computed them."""
+
+    def __init__(self, answers: Callable[[torch.Tensor], Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.answers = answers
+
+    def load_model(self) -> torch.device:
+        return torch.device("cuda")
+
+    def run_inference(self, batch: Any, model: torch.device, inference_args: Any = None) -> Any:
+        return self.answers(torch.tensor(batch, dtype=torch.float32, device=model).unsqueeze(1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("settings", [{}, {"large_model": True}], ids=str)
+@pytest.mark.parametrize("answers", [lambda x: x, list, lambda x: [{"x": each} for each in x], lambda x: {"x": x}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_answers_leave_the_gpu(workers: int, answers: Any, settings: dict[str, Any]) -> None:
+    """Else every process that reads them takes a share of its memory."""
+    pipeline = ps.Pipeline(workers=workers)
+    made = (pipeline | ps.Create(range(100)) | ps.RunInference(OnTheDevice(answers, **settings))).collect()
+    tensors = [each["x"] if isinstance(each, dict) else each for each in made]
+    assert {each.device.type for each in tensors} == {"cpu"}
+    assert [each.tolist() for each in tensors] == [[float(row)] for row in range(100)]

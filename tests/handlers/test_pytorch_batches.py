@@ -231,3 +231,16 @@ def test_autocast(linear: dict[str, Any]) -> None:
     command = [sys.executable, "-c", AUTOCAST, linear["state_dict_path"], str(Path(__file__).parent)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "torch.bfloat16 True\n", done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("how", [True, {"mode": "reduce-overhead"}, {"mode": "max-autotune"}])
+def test_compiled_models_on_a_gpu_answer_as_plain_ones(how: bool | dict[str, Any], linear: dict[str, Any]) -> None:
+    """CUDA graphs give every batch's outputs in the same memory, while several batches are under way."""
+    rows = list(torch.linspace(-1, 1, 64 * 200).view(-1, 1).expand(-1, X.shape[1]))
+    plain = PytorchModelHandlerTensor(**linear)
+    expected = plain.run_inference(rows, plain.load_model())
+    handler = PytorchModelHandlerTensor(**linear, device="GPU", compile=how, min_batch_size=64, max_batch_size=64)
+    pipeline = ps.Pipeline(workers=2)
+    answers = (pipeline | ps.Create(rows) | ps.RunInference(handler)).collect()
+    torch.testing.assert_close(torch.stack([each.inference for each in answers]), torch.stack(list(expected)))

@@ -45,7 +45,9 @@ class Precision:
         return model
 
     def calling(self, call: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        """The call, under autocast if that is wanted."""
+        """The call, under autocast if that is wanted, with outputs that the next call leaves as they are."""
+        if self.compiles is not None and device.type == "cuda":
+            call = _keeping_outputs(call)
         if self.autocast is None:
             return call
         import torch
@@ -57,6 +59,19 @@ class Precision:
                 return call(*inputs, **named)
 
         return cast
+
+
+def _keeping_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Models that are compiled to CUDA graphs give the same memory each time, and the next batch runs while the answers of
+    this one are fetched."""
+    import torch
+    from torch.utils import _pytree as trees
+
+    def kept(*inputs: Any, **named: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return trees.tree_map_only(torch.Tensor, torch.Tensor.clone, call(*inputs, **named))
+
+    return kept
 
 
 def _name(setting: str, given: Any) -> str | None:

@@ -51,9 +51,14 @@ def received(answers: Any, *, as_tensors: bool) -> Any:
 
 
 def parts_of(value: Any) -> tuple[Any, str | None] | None:
-    """What tensor_of() makes a plain tensor of the CPU of; None for anything else. Of a view, its own elements only."""
+    """What tensor_of() makes a plain tensor of the CPU of, with what a tensor on a device has in it; None for anything else.
+    Of a view, its own elements only."""
     torch = sys.modules.get("torch")
-    if torch is None or type(value) is not getattr(torch, "Tensor", None) or not is_plain(torch, value):
+    if torch is None or type(value) is not getattr(torch, "Tensor", None):
+        return None
+    if value.device.type not in ("cpu", "meta") and not value.requires_grad:
+        value = value.cpu()  # whoever reads it may have no such device, and would need a share of its memory
+    if not is_plain(torch, value):
         return None
     if is_beyond_numpy(value.dtype):
         bits = torch.int16 if value.itemsize == 2 else torch.int8
