@@ -273,6 +273,22 @@ def test_an_old_skops_whose_list_of_types_has_holes(save: Callable[[Any], str], 
         handler.load_model()
 
 
+LOADS_SKOPS = """
+import importlib, sys
+from penstock.handlers.sklearn import SklearnModelHandlerNumpy
+model = SklearnModelHandlerNumpy(sys.argv[1]).load_model()
+print(type(model).__name__, [name for name in ("torch", "dask") if name in sys.modules])
+print(importlib.import_module("sklearn.externals.array_api_compat.torch").__name__)
+"""
+
+
+def test_loading_a_skops_file_imports_no_other_framework(save: Callable[[Any], str]) -> None:
+    """torch is installed here, and skops looks at all modules of scikit-learn."""
+    path = save(LinearRegression().fit(np.eye(3), [1, 2, 3]))
+    done = subprocess.run([sys.executable, "-c", LOADS_SKOPS, path], capture_output=True, text=True, check=False)
+    assert done.stdout == "LinearRegression []\nsklearn.externals.array_api_compat.torch\n", done.stderr
+
+
 def test_types_of_a_skops_file_can_be_trusted_alone(save: Callable[[Any], str]) -> None:
     path = save(make_pipeline(SimpleImputer(), LogisticRegression()).fit(X, Y))
     with pytest.raises(UsageError, match=r"safe: numpy.dtype; look .* trust them alone with trusted=\['numpy.dtype'\]"):

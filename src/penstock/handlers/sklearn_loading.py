@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import importlib.util
 import pickle
-from collections.abc import Sequence
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import InputError, MissingPackageError, UsageError
@@ -63,7 +67,8 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
 
 def _load_skops(uri: str, content: bytes, trusted: Trust) -> Any:
     check_needs("sklearn", [SKOPS])
-    import skops.io
+    with _without_adapters():
+        import skops.io
 
     found = skops.io.get_untrusted_types(data=content)
     unknown = [name for name in found if trusted is not True and (trusted is False or name not in trusted)]
@@ -73,6 +78,22 @@ def _load_skops(uri: str, content: bytes, trusted: Trust) -> Any:
             f"trust them alone with trusted={unknown}, or the whole file, if you made it or trust who did, with trusted=True"
         )
     return skops.io.loads(content, trusted=found)
+
+
+@contextlib.contextmanager
+def _without_adapters() -> Iterator[None]:
+    """skops imports all packages of scikit-learn. Its adapters for torch, cupy and dask import these if they are installed,
+    which takes as long as all the rest, and nothing uses them. Inside, they cannot be imported."""
+    spec = importlib.util.find_spec("sklearn.externals")
+    folders = [f"{folder}/array_api_compat" for folder in (spec and spec.submodule_search_locations) or ()]
+    found = [each.name for each in pkgutil.iter_modules(folders) if each.ispkg and each.name not in ("common", "numpy")]
+    hidden = {f"sklearn.externals.array_api_compat.{name}" for name in found} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: Python's way to say that there is no such module
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 def _joblib() -> Any:
