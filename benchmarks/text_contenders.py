@@ -15,7 +15,7 @@ from workload import Stopwatch, answer, outcome
 
 import penstock as ps
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.observe.metrics import Metrics

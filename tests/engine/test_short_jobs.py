@@ -34,7 +34,7 @@ from penstock.errors import PenstockError
 from penstock.handlers.pytorch import PytorchModelHandlerTensor
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.io.parquet import ParquetSource

@@ -25,7 +25,7 @@ import pytest
 import penstock as ps
 from penstock.errors import EngineError, ModelCrashError, ModelLoadError, ModelLostError, ModelTimeoutError, StepError
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models import host_address
@@ -337,7 +337,7 @@ TOGETHER = """
 import sys
 import penstock as ps
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings

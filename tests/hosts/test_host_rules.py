@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.errors import EngineError, ModelCrashError, UsageError
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions, is_measured
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models.host_address import run_folder
@@ -144,6 +144,6 @@ def test_places(wishes, around, expected):
 
 
 def test_only_what_nobody_has_placed_is_measured():
-    assert choose_place(Wishes(), Surroundings(workers=4)).measured
-    assert not choose_place(Wishes(), Surroundings(workers=1)).measured
-    assert not choose_place(Wishes(shared=True), Surroundings(workers=4)).measured
+    assert is_measured(InferenceSpec.of(Slow()), Surroundings(workers=4))
+    assert not is_measured(InferenceSpec.of(Slow()), Surroundings(workers=1))
+    assert not is_measured(InferenceSpec.of(Slow(large_model=True)), Surroundings(workers=4))

@@ -6,9 +6,11 @@ import gc
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -19,7 +21,7 @@ import pytest
 import penstock as ps
 from penstock.errors import ModelLoadError, NotShippableError, PredictionCountError, StepError, UsageError
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models.place import Surroundings
@@ -846,7 +848,7 @@ class Big(Adds):
 
 
 def test_copies_that_do_not_fit_become_one_host(worker, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 400 << 20)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 400 << 20)
     workers = [worker(), worker()]
     with caplog.at_level(logging.WARNING):
         answers = [ask(sessions, Big(tmp_path / "loads"), range(5)) for sessions in workers]
@@ -881,7 +883,7 @@ class FromFile(Big):
 
 
 def test_copies_of_a_small_model_are_loaded_at_once(worker, monkeypatch, tmp_path):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 1 << 30)
     handler = FromFile(tmp_path, 1 << 20, threading.Barrier(2))
     answers = []
     threads = [
@@ -896,13 +898,13 @@ def test_copies_of_a_small_model_are_loaded_at_once(worker, monkeypatch, tmp_pat
 
 
 def test_copies_of_a_large_file_are_measured(worker, monkeypatch, tmp_path):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 100 << 20)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 100 << 20)
     answers = [ask(worker(), FromFile(tmp_path, 64 << 20), [1]) for _ in range(2)]
     assert os.getpid() not in {pid for each in answers for _, pid in each}
 
 
 def test_copies_that_fit_stay_in_the_workers(worker, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 10 << 30)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 10 << 30)
     with caplog.at_level(logging.WARNING):
         answers = [ask(worker(), Big(tmp_path / "loads"), range(5)) for _ in range(2)]
     assert answers == [[(row, os.getpid()) for row in range(5)]] * 2
@@ -911,19 +913,60 @@ def test_copies_that_fit_stay_in_the_workers(worker, monkeypatch, tmp_path, capl
 
 
 def test_a_single_worker_is_never_moved(worker, monkeypatch):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 0)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 0)
     assert ask(worker(workers=1), Big(), [1]) == [(1, os.getpid())]
 
 
 def test_what_the_user_said_is_not_overruled(worker, monkeypatch, tmp_path):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 0)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 0)
     answers = ask(worker(), Adds(tmp_path / "loads", model_copies=2), range(5))
     assert answers == list(range(1000, 1005))
     assert 1 <= len(loads(tmp_path / "loads")) <= 2
 
 
+class FailsFirst(Big):
+    """Its first load raises."""
+
+    def load_model(self):
+        model = super().load_model()
+        if len(loads(Path(self.log))) == 1:
+            raise OSError("not yet")
+        return model
+
+
+def test_a_first_copy_that_cannot_be_loaded_decides_nothing(worker, monkeypatch, tmp_path):
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 10 << 30)
+    first, second = worker(), worker()
+    with pytest.raises(ModelLoadError, match="not yet"):
+        ask(first, FailsFirst(tmp_path / "loads"), [1])
+    for sessions in (second, first):
+        assert ask(sessions, FailsFirst(tmp_path / "loads"), [1]) == [(1, os.getpid())]
+
+
+class DiesFirst(Adds):
+    """Its first load kills the process."""
+
+    def load_model(self):
+        model = super().load_model()
+        if len(loads(Path(self.log))) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return model
+
+
+def test_workers_wait_for_no_copy_whose_process_has_died(tmp_path):
+    rows = ps.Pipeline(workers=2) | ps.Read(Slices(1000)) | ps.RunInference(DiesFirst(tmp_path / "loads"))
+    assert rows.collect() == list(range(1000, 2000))
+    assert len(loads(tmp_path / "loads")) in (2, 3)  # a worker that comes late may find no rows left
+
+
+def test_no_copy_is_loaded_where_no_row_comes(tmp_path):
+    rows = ps.Pipeline(workers=2) | ps.Read(Slices(1000)) | ps.Filter(lambda row: False)
+    assert (rows | ps.RunInference(Adds(tmp_path / "loads"))).collect() == []
+    assert not (tmp_path / "loads").exists()
+
+
 def test_workers_that_begin_together_measure_one_copy(monkeypatch, worker, tmp_path):
-    monkeypatch.setattr("penstock.inference.session.available_bytes", lambda: 100 << 20)
+    monkeypatch.setattr("penstock.inference.sessions.available_bytes", lambda: 100 << 20)
     workers = [worker() for _ in range(4)]
     answers = []
     threads = [

@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.errors import ModelCrashError, ModelLoadError, StepError
 from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY, Handling
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Ticket
 from penstock.models import freed_memory

@@ -23,7 +23,7 @@ from penstock.batching.fixed import FixedBatches
 from penstock.batching.limits import FIXED_COST, FIXED_ROWS, BatchLimits
 from penstock.errors import StepError, UsageError
 from penstock.failures import NOT_PICKLABLE
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.observe.metrics import Metrics

@@ -25,7 +25,7 @@ from penstock.errors import ModelLoadError, StepError, UsageError
 from penstock.handlers.model_files import open_model_file
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.served import host_spec
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models.memory import available_bytes

@@ -16,9 +16,11 @@ import penstock as ps
 from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.failures import Handling
-from penstock.inference import session as session_module
+from penstock.inference import sessions as sessions_module
+from penstock.inference.hosted import HostedSession
 from penstock.inference.lane import Caller
-from penstock.inference.session import BYTES_SAMPLED_EVERY, ProcessSessions, Ticket
+from penstock.inference.session import BYTES_SAMPLED_EVERY, Ticket
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models import front
@@ -1197,21 +1199,24 @@ def test_rows_stay_rows_for_a_handler_of_columns_with_functions_around_it(sessio
         everything(stream_of(sessions, handler), table_of(0, 2))
 
 
+class OpensMeanwhile(Echo):
+    """Another thread opens the same session while it loads."""
+
+    other = None
+
+    def load_model(self):
+        self.other.start()
+        self.other.join(0.2)  # it finds no session that is placed, and waits for this
+        return super().load_model()
+
+
 def test_no_thread_loads_a_model_that_is_about_to_have_a_host(monkeypatch, tmp_path):
-    handler, found = Echo(), []
+    handler, found = OpensMeanwhile(), []
     sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "hosts"), workers=4))
-    session = open_session(sessions, handler)
-    other = threading.Thread(target=lambda: found.append(session.load()), daemon=True)
-
-    def host(*_):
-        other.start()
-        other.join(0.2)  # it finds nothing to load, and waits for this
-        return "host"
-
-    monkeypatch.setattr(session_module, "is_small", lambda *_: False)
-    monkeypatch.setattr(session_module, "fits", lambda *_: False)
-    monkeypatch.setattr(session_module, "hosted_session", host)
-    found.append(session.load())
-    other.join(PATIENCE)
-    assert found == ["host", "host"]
+    handler.other = threading.Thread(target=lambda: found.append(open_session(sessions, handler)), daemon=True)
+    monkeypatch.setattr(sessions_module, "available_bytes", lambda: 0)
+    found.append(open_session(sessions, handler))
+    handler.other.join(PATIENCE)
+    assert [type(each) for each in found] == [HostedSession, HostedSession]
+    assert found[0] is found[1]
     assert handler.loads == 1  # the first, which was measured

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.failures import Handling
 from penstock.inference.process import process_sessions
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.models.host_address import end_hosts

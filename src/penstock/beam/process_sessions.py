@@ -13,7 +13,7 @@ from penstock.beam.metrics import StepMetrics
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.lane import Caller
 from penstock.inference.process import UsedSessions, enter, leave
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.models.folder_use import FolderUse
 from penstock.models.host_address import await_hosts, run_folder
 from penstock.models.memory import usable_cores, visible_gpus

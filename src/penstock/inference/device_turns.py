@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from penstock.errors import ModelLoadError
@@ -24,12 +25,12 @@ class DeviceTurns:
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
-        self._members: list[OneModel] = []
+        self._members: weakref.WeakSet[OneModel] = weakref.WeakSet()
         self._making_room = threading.Lock()  # taken before `changed`; held while a model loads that has found no memory
 
     def join(self, model: OneModel) -> None:
         """It may make room for others. The sessions' lock is held."""
-        self._members.append(model)
+        self._members.add(model)
 
     def load(self, model: OneModel, step: str) -> LoadedModel | None:
         """Load it, if nobody has; without the others, if there is no memory for it beside them."""

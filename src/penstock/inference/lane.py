@@ -90,14 +90,10 @@ class Request(NamedTuple):
     lane: LocalLane
 
 
-class _Elsewhere(Protocol):
-    def join(self, caller: Caller, step: str | None, handling: Handling | None, retry: Retry | None) -> Lane: ...
-
-
 class _Session(Protocol):
     """What a lane needs of the session that it leads into."""
 
-    def load(self) -> _Elsewhere | None: ...
+    def load(self) -> None: ...
     def submit(self, entries: list[Entry[Request]]) -> None: ...
     def wait(self, ticket: Ticket, caller: Caller) -> None: ...
     def leave(self, lane: LocalLane) -> None: ...
@@ -114,7 +110,6 @@ class LocalLane:
         self.handling = handling
         self.retry = retry
         self._session = session
-        self._moved: Lane | None = None  # where it goes on, if the model turns out to need a host
         self._args: Any = None
         self._args_identity: Hashable = None
 
@@ -127,11 +122,7 @@ class LocalLane:
         lengths: list[int] | None = None,
         alone: bool = False,
     ) -> None:
-        if self._moved is None and (host := self._session.load()) is not None:
-            self._moved = host.join(self.caller, self.step, self.handling, self.retry)
-        if self._moved is not None:
-            self._moved.submit(ticket, args, weights=weights, lengths=lengths, alone=alone)
-            return
+        self._session.load()
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         ticket.step = self.step
@@ -157,8 +148,6 @@ class LocalLane:
         self._session.submit(entries)
 
     def wait(self, ticket: Ticket) -> Any:
-        if self._moved is not None:
-            return self._moved.wait(ticket)
         if not ticket.settled:
             # Before the sessions' lock is taken: pause() takes the lock of a host's client, which comes first.
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
@@ -171,9 +160,7 @@ class LocalLane:
     def resume(self) -> None: ...
 
     def close(self) -> None:
-        if self._moved is not None:
-            self._moved.close()
-        self._session.leave(self)  # also then: it was opened at the session's front
+        self._session.leave(self)
 
 
 def settle(spans: list[Span[Request]], outcome: Outcome | PenstockError) -> None:

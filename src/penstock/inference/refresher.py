@@ -12,8 +12,8 @@ from penstock.inference.handler import ModelHandler
 from penstock.inference.live_versions import Followed, Live
 from penstock.inference.refresh import Refreshing
 from penstock.io.file_pattern import stamp_of
+from penstock.models.budget import MemoryBudget
 from penstock.models.memory import available_bytes, free_device_bytes
-from penstock.models.place import fits
 from penstock.models.sizing import RAM
 from penstock.models.uses import bytes_told
 from penstock.models.version_files import Status, VersionFiles
@@ -116,7 +116,7 @@ class Refresher:
             elif expected * self._on_device > free:
                 return _lacking(expected, self._on_device, f"{bytes_told(free)} of the GPU")
         available = available_bytes()
-        if fits(in_ram, self._holders, available):
+        if MemoryBudget.of_free(available).shared(self._holders).holds(in_ram):
             return None
         return _lacking(in_ram, self._holders, bytes_told(available))
 

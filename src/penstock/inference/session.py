@@ -12,10 +12,8 @@ with max_batch_duration_secs, because only such a thread can keep a deadline, an
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.batching.entry import Aim, Entry, Span
@@ -25,7 +23,6 @@ from penstock.inference.handler import concurrent_batches
 from penstock.inference.in_a_row import batch_rows, one_by_one, outcomes_in_a_row, rows_in_spans
 from penstock.inference.lane import Caller, LocalLane, Request, settle
 from penstock.inference.model import BYTES_SAMPLED_EVERY, ModelCopy
-from penstock.inference.preparing import Tools
 from penstock.inference.residents import Resident, Residents
 from penstock.inference.search_key import search_key
 from penstock.inference.service_handler import rows_at_once
@@ -35,75 +32,26 @@ from penstock.inference.spec import InferenceSpec
 from penstock.inference.thread_turns import QUICK_TURNS
 from penstock.inference.ticket import Ticket
 from penstock.models.front import Front
-from penstock.models.host_address import Notice
 from penstock.models.kept_sizes import KeptSize
 from penstock.models.measures import Measures, hand_in
-from penstock.models.memory import available_bytes, file_bytes
 from penstock.models.outcome import Outcome, in_one
-from penstock.models.place import Place, Surroundings, choose_place, fits, is_small
-from penstock.observe.metrics import Metrics
 from penstock.retry import Retry
 from penstock.rows import safe_str
 from penstock.seeding import seeded
 
 # Imported where a model has a host: most have none, and a first run waits for every import.
 if TYPE_CHECKING:
-    from penstock.inference.hosted import HostedSession
     from penstock.inference.row_flow import RowFlow
-
-logger = logging.getLogger(__name__)
-
-
-class ProcessSessions(SessionState):
-    """The sessions of one process, or of one run in it. Whoever makes it closes it."""
-
-    def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
-        super().__init__(metrics, around)
-        self.tools = Tools()
-        self._open: dict[str, InferenceSession | HostedSession] = {}  # guarded by `changed`, as is _closed
-        self._closed = False
-
-    def open(self, step: str, spec: InferenceSpec) -> InferenceSession | HostedSession:
-        """The session of a step, or of all steps that share its model: here, or in a host."""
-        key = spec.session_key(step)
-        with self.changed:
-            if self._closed:
-                raise EngineError(f"step {step!r}: the run has ended")
-            if key not in self._open:
-                place = choose_place(spec.wishes(), self.around)
-                kind = hosted_session if place.hosted else InferenceSession
-                self._open[key] = kind(self, key, step, spec, place)
-            return self._open[key]
-
-    def drain_metrics(self) -> Metrics:
-        """What was measured since the last time."""
-        with self.changed:
-            for session in self._open.values():
-                session.hand_in_metrics()
-            return self.metrics.drain()
-
-    def close(self, *, wait: bool = True) -> None:
-        """End the sessions' threads. Models go with the process, or when nothing refers to them."""
-        with self.changed:
-            self._closed = True
-            sessions = list(self._open.values())  # closed without the lock: their threads need it to end
-            self._open.clear()
-        for session in sessions:
-            session.close(wait=wait)
-        self.native_threads.close()
 
 
 class InferenceSession:
     """One model copy, and its front. `_changed`, the lock of all sessions, guards all that changes, unless a comment says
     otherwise."""
 
-    def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> None:
+    def __init__(self, owner: SessionState, key: str, step: str, spec: InferenceSpec) -> None:
         self.step = step
         self._key = key
         self._spec = spec
-        self._place = place
-        self._placing = threading.Lock()  # guards _place and _moved; held while the first copy is loaded and measured
-        self._moved: HostedSession | None = None
         self.handler = spec.handler
         self._owner = owner
         self._changed = owner.changed
@@ -166,63 +114,20 @@ class InferenceSession:
         if self._flow is not None:
             self._flow.close()
         self._residents.close()
-        if self._moved is not None:
-            self._moved.close(wait=wait)
 
     def _resized(self, model: str, size: int) -> None:
         with self._changed:  # on whichever thread has brought the new version
             self._models.resized(model, size)
 
-    # Where the model is.
-
     @property
-    def _model(self) -> Resident:
+    def model(self) -> Resident:
         """The only one."""
         return self._residents.copy(None)
 
-    def load(self) -> HostedSession | None:
-        """Load the model, if nobody has. If memory does not hold one in each worker, the session of the host to go to."""
-        if self._spec.by_key is not None:
-            return None  # each is loaded when its rows have come
-        if self._place.measured:
-            with self._placing:
-                if self._place.measured:
-                    place = self._measured_place()
-                    if place.hosted:
-                        self._moved = hosted_session(self._owner, self._key, self.step, self._spec, place)
-                    self._place = place  # last: whoever sees it without the lock looks where the model went
-        if self._moved is None:
-            self._load_here()
-        return self._moved
-
-    def _measured_place(self) -> Place:
-        """The first worker loads the first copy, alone, and decides for all of them; a model that is small is not waited
-        for, because what its framework takes to import would be waited for, too."""
-        around = self._owner.around
-        if is_small(file_bytes(self.handler.model_files), around.workers, available_bytes()):
-            return replace(self._place, measured=False)
-        with Notice(around.folder, self._key) as notice:
-            if not notice.text:
-                self._load_here()
-                size, free = self._model.bytes, available_bytes()
-                if not fits(size, around.workers - 1, free):
-                    self._model.unload()
-                    notice.write(
-                        f"a copy takes {size / 1e9:.3g} GB, and {around.workers} workers would hold one each: "
-                        f"{free / 1e9:.3g} GB were left beside the first"
-                    )
-                    logger.warning("step %r: one model host for all workers: %s", self.step, notice.text)
-                else:
-                    notice.write("fits")
-            if notice.text == "fits":
-                return replace(self._place, measured=False)
-        with self._changed:
-            self._measures.placed(f"one host for all workers: {notice.text}")
-        return Place(hosted=True, why=notice.text, timeout=self._place.timeout)
-
-    def _load_here(self) -> None:
-        if self._model.is_loaded:
-            return
+    def load(self) -> None:
+        """Load it, if nobody has."""
+        if self._spec.by_key is not None or self.model.is_loaded:
+            return  # of many, each is loaded when its rows have come
         with seeded(self._owner.around.seed, self._key):
             loaded = self._owner.device_turns.load(self._one, self.step)
         if loaded is not None:
@@ -235,7 +140,7 @@ class InferenceSession:
         """In a short job all threads may call a model that is safe for it, each with its share of the cores. Where one at a
         time does, its libraries may use them all."""
         threads = self._owner.around.threads
-        if threads > 1 and not self._in_turn and self._model.is_thread_safe():
+        if threads > 1 and not self._in_turn and self.model.is_thread_safe():
             self._owner.native_threads.look()
             with self._changed:
                 self._limit = self._at_once = max(self._limit, threads)
@@ -317,7 +222,7 @@ class InferenceSession:
         self._changed.release()
         try:
             if not copy.is_loaded:  # it has made room for another
-                self._load_here()
+                self.load()
             started = time.perf_counter()
             request = spans[0].entry.item
             self._owner.native_threads.limit_this_thread()
@@ -370,12 +275,6 @@ class InferenceSession:
         self._measures.used(self._models.used())
         self._kept.keep(self.front.search())
         hand_in(self._measures.take(), self._owner.metrics, self.step, self._namespace)
-
-
-def hosted_session(owner: SessionState, key: str, step: str, spec: InferenceSpec, place: Place) -> HostedSession:
-    from penstock.inference.hosted import HostedSession
-
-    return HostedSession(owner, key, step, spec, place)
 
 
 def _row_flow(owner: SessionState, residents: Residents, front: Front[Request], measures: Measures) -> RowFlow:

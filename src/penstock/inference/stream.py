@@ -20,7 +20,7 @@ from penstock.inference.lane import Caller, Lane
 from penstock.inference.models_by_key import WINDOW
 from penstock.inference.preparing import IsolatedPreparer, PrepareHandler, Preparers, ThreadPreparer
 from penstock.inference.service_handler import rows_at_once
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.models.place import Surroundings, choose_place
 

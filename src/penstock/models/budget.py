@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+FREE_SHARE = 0.8  # of the memory that is free, for copies of a model: the rest is for the rows
+
 
 class MemoryBudget(NamedTuple):
     """What the models of a place may take; None: no limit."""
@@ -15,6 +17,14 @@ class MemoryBudget(NamedTuple):
     by_default: bool = False  # nobody has set the bytes: where models are on a device, its memory counts instead
     steps: int = 1  # whose models have what is free together, by default
     workers: int = 1  # that have it together: the bytes are what one of them may take
+
+    @classmethod
+    def of_free(cls, available: int) -> MemoryBudget:
+        """What copies of one model may take of the memory that is there."""
+        return cls(bytes=int(FREE_SHARE * available))
+
+    def holds(self, size: int) -> bool:
+        return self.bytes is None or size <= self.bytes
 
     def shared(self, workers: int) -> MemoryBudget:
         """Of one of several workers that have it together."""

@@ -200,29 +200,6 @@ class Address:
                 os.close(told)
 
 
-class Notice:
-    """A word that the first of several processes leaves for the others. Used in a `with` block, by one at a time."""
-
-    def __init__(self, folder: str, key: str) -> None:
-        self.text = ""
-        self._folder = folder
-        self._path = os.path.join(folder, f"{name_of(key)}.note")
-
-    def __enter__(self) -> Notice:
-        make_private(self._folder)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self.text = os.pread(self._file, 4096, 0).decode()
-        return self
-
-    def write(self, text: str) -> None:
-        self.text = text
-        os.pwrite(self._file, text.encode(), 0)
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._file)  # gives the lock back; the next one reads what was written
-
-
 def name_of(key: str) -> str:
     """A short name for files."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]

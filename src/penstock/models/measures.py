@@ -88,9 +88,6 @@ class Measures:
             else:
                 self._models[name] = use
 
-    def placed(self, where: str) -> None:
-        self._report.notes["model_place"] = where
-
     def found(self, size: str | None) -> None:
         """What the search for a size has found from these batches, in words."""
         if size is not None and self._sizes.count:

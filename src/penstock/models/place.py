@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 LOAD_TIMEOUT = 1800.0  # seconds
 SHARED = "with the other models on that GPU"
-UNPACKED = 10  # times the size of its files that a model may take: they may be compressed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,6 @@ class Place:
     devices: tuple[str, ...] = ()  # GPUs that the copies are dealt out to
     timeout: float | None = None  # seconds for one call of the model
     shared: bool = False  # with the models of other steps, and so is the memory there
-    measured: bool = False  # whether the first copy is measured before there are more, unless the model is small
 
     def describe(self, in_process: bool) -> str:
         if not self.hosted:
@@ -86,14 +84,4 @@ def choose_place(wishes: Wishes, around: Surroundings) -> Place:
     for holds, why, copies in reasons:
         if holds:
             return Place(hosted=True, why=why, copies=copies, devices=devices, timeout=timeout, shared=why == SHARED)
-    return Place(hosted=False, why="the default", measured=around.workers > 1 and not wishes.many)
-
-
-def is_small(file_bytes: int | None, copies: int, available: int) -> bool:
-    """Whether so many copies of a model fit in any case, by the size of its files."""
-    return file_bytes is not None and file_bytes * UNPACKED * copies < available
-
-
-def fits(model_bytes: int, more_copies: int, available: int) -> bool:
-    """Whether that many more copies fit into the memory that is available, with some left for the rows."""
-    return model_bytes * more_copies <= 0.8 * available
+    return Place(hosted=False, why="the default")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.rows import let_through
 from penstock.run.fleet import Done, Failed, Payload, Work
 from penstock.seeding import seeded

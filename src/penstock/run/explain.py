@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from penstock.batching.full_batches import Aiming
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.service_handler import ServiceHandler, rows_at_once
+from penstock.inference.sessions import is_measured
 from penstock.inference.spec import InferenceSpec
-from penstock.models.memory import DEVICE_SHARE, available_bytes, file_bytes
-from penstock.models.place import Place, Surroundings, Wishes, choose_place, is_small
+from penstock.models.memory import DEVICE_SHARE, file_bytes
+from penstock.models.place import Place, Surroundings, Wishes, choose_place
 from penstock.pipeline.traits import is_ours
 from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
@@ -175,7 +176,7 @@ def _details(step: Step, around: Surroundings) -> list[str]:
             parts.append(f"no row waits over {limits.max_wait} s for its batch")
     if spec.refresh is not None:
         parts.append(spec.refresh.describe())
-    if place.measured and not is_small(file_bytes(spec.handler.model_files), around.workers, available_bytes()):
+    if is_measured(spec, around):
         parts.append("the first copy is measured: one host for all, if one for each does not fit into memory")
     return parts
 

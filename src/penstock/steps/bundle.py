@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.forks import end_if_forked
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.io.files import hiding_secrets, open_cause, without_secrets
 from penstock.io.sink import Part, Sink, Writer, part_name
 from penstock.io.source import FileSource

@@ -7,7 +7,7 @@ from penstock.errors import RefusedError
 from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
 from penstock.steps.operator import Operator
@@ -23,15 +23,17 @@ class InferenceOperator(Operator):
         self.has_model_behind = False  # on the bundle's line
 
     def start(self) -> None:
-        self._stream = open_stream(self._spec, self.label, self._sessions, self._caller)
+        if self._sessions.is_placed(self.label, self._spec):  # else no model is loaded before there are rows
+            self._open()
 
     def push(self, block: Block) -> None:
-        assert self._stream is not None
-        for made in self._stream.push(block):
-            self._give(made, self._stream)
+        stream = self._stream or self._open()
+        for made in stream.push(block):
+            self._give(made, stream)
 
     def finish(self) -> None:
-        assert self._stream is not None
+        if self._stream is None:
+            return
         for made in self._stream.finish():
             self._give(made, self._stream)
         self.count.rows_in += self._stream.rows_in
@@ -66,6 +68,10 @@ class InferenceOperator(Operator):
             if rest is None:
                 raise
             self.emit(rest.block)
+
+    def _open(self) -> InferenceStream:
+        self._stream = open_stream(self._spec, self.label, self._sessions, self._caller)
+        return self._stream
 
     def _close(self) -> None:
         if self._stream is not None:

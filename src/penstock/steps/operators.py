@@ -13,7 +13,7 @@ from typing import Any
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.forks import end_if_forked
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.pipeline.transforms import BatchElements, Filter, FlatMap, GroupIntoBatches, Map, MapBatches, ParDo
 from penstock.rows import let_through, many, map_rows, row_error
 from penstock.steps.batch_operators import BatchElementsOperator, GroupIntoBatchesOperator, MapBatchesOperator

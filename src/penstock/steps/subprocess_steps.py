@@ -11,7 +11,7 @@ from penstock.inference.bundle_stream import InferenceStream
 from penstock.inference.handler import AnnouncingHandler
 from penstock.inference.in_flight import Made
 from penstock.inference.lane import Caller
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.pipeline.graph import FAILURES
 from penstock.pipeline.handled import Handleable

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Mapping
 
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed_or_kept

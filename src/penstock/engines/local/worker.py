@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.engines.local.wire import Install, Stop, take_files, travelling
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.engines.ray.cluster import import_ray, node_here, node_run_folder
 from penstock.engines.ray.payloads import InStore, shipped, taken_apart
 from penstock.errors import TransientError
-from penstock.inference.session import ProcessSessions
+from penstock.inference.sessions import ProcessSessions
 from penstock.models.folder_use import FolderUse
 from penstock.models.host_address import Address, start_hosts_by
 from penstock.models.messages import HostSpec
