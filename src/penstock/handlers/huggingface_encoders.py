@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.errors import UsageError
 from penstock.handlers.catalog import SENTENCES, check_needs, check_versions
+from penstock.handlers.huggingface_encoder_layout import EncoderLayout, layout_of
 from penstock.handlers.huggingface_files import ModelFiles, check_place, loading, reading
 from penstock.handlers.huggingface_models import (
     HuggingFaceModelHandler,
@@ -64,6 +65,7 @@ class EncoderTool:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     pools_prompts: bool = True  # False: the model must be told which tokens are the prompt
+    layout: EncoderLayout | None = None  # None: only sentence-transformers knows the modules
 
     def prompt(self, options: Mapping[str, Any]) -> str:
         """What encode(**options) puts before every text."""
@@ -173,6 +175,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         pools = [files.below(module["path"]).json("config.json") or {} for module in modules[1:]]
         return EncoderTool(
             tokenizer,
+            layout=layout_of(files, settings),
             takes_tokens=all(own)
             and self._has_neutral_load_args()
             and _takes_plain_texts(settings)
@@ -208,14 +211,36 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     # Beside the device.
 
     def load_model(self) -> Any:
-        """The SentenceTransformer, on its device."""
+        """The encoder, on its device: the SentenceTransformer, or what gives the same vectors for token ids and needs no
+        sentence-transformers."""
         check_versions("huggingface")
-        check_needs("huggingface", [SENTENCES])
+        check_needs("huggingface", [SENTENCES])  # which arguments of a later call may need
+        check_place(self._model)
+        tool = self.load_prepare() if self._is_simple(self._encode_kwargs) and self._runs_models_here() else EncoderTool()
+        if tool.layout is None or tool.tokenizer is None or not (tool.takes_tokens and tool.pools_prompts):
+            return self._sentence_transformer()
+        from penstock.handlers.huggingface_encoder_models import load_encoder
+        from penstock.handlers.pytorch_loading import usable_device
+
+        device = usable_device(self._device)
+        dtype = (self._load_args.get("model_kwargs") or {}).get("dtype", dtype_on(device))
+        self._check_length(tool.tokenizer.loaded.positions)
+        with loading(f"the sentence encoder {self._model!r}"):
+            model = load_encoder(tool.layout, device, dtype, tool.tokenizer.max_length, self._sentence_transformer)
+        self._check_tokens(model, tool)
+        return model
+
+    def _runs_models_here(self) -> bool:
+        """Whether the arguments leave the model as it is, and nothing but this class runs it."""
+        given = (self._load_args.get("model_kwargs") or {}).keys()
+        runs = type(self).run_inference is SentenceTransformerModelHandler.run_inference
+        return runs and given <= {"dtype"} and not self._load_args.get("trust_remote_code")
+
+    def _sentence_transformer(self) -> Any:
         from sentence_transformers import SentenceTransformer
 
         from penstock.handlers.pytorch_loading import usable_device
 
-        check_place(self._model)
         device = usable_device(self._device)
         options = {"device": str(device), "local_files_only": os.path.isdir(self._model), **self._load_args}
         if options.get("backend", "torch") == "torch":
@@ -223,17 +248,16 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         with loading(f"the sentence encoder {self._model!r}"):
             model = SentenceTransformer(self._model, **options)
         if self._max_seq_length is not None:
-            positions = getattr(getattr(model[0], "config", None), "max_position_embeddings", None)
-            if positions is not None and self._max_seq_length > positions:
-                raise UsageError(
-                    f"max_seq_length={self._max_seq_length}, but {self._model!r} takes {positions} tokens at most"
-                )
+            self._check_length(getattr(getattr(model[0], "config", None), "max_position_embeddings", None))
             model.max_seq_length = self._max_seq_length
-        self._check_tokens(model)
+        self._check_tokens(model, self.load_prepare())
         return model.eval()
 
-    def _check_tokens(self, model: Any) -> None:
-        tool = self.load_prepare()
+    def _check_length(self, positions: int | None) -> None:
+        if positions is not None and self._max_seq_length is not None and self._max_seq_length > positions:
+            raise UsageError(f"max_seq_length={self._max_seq_length}, but {self._model!r} takes {positions} tokens at most")
+
+    def _check_tokens(self, model: Any, tool: EncoderTool) -> None:
         if tool.takes_tokens and tool.tokenizer is not None:
             tool.tokenizer.check(model.tokenizer, self._model, 'load_args={"processor_kwargs": {"use_fast": True}}')
 
