@@ -160,7 +160,7 @@ def _flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     flags.add_argument("--engine", choices=ENGINES, help="where to run (default: as the script says)")
     flags.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster, with --engine ray (default: RAY_ADDRESS)")
-    flags.add_argument("--workers", type=int, metavar="N", help="worker processes; 0: run in this process")
+    flags.add_argument("--workers", type=_workers, metavar="N", help="worker processes; 0: run in this process; 2-8: 2 to 8")
     flags.add_argument("--threads-per-worker", type=int, metavar="N", help="splits that a worker runs at a time")
     flags.add_argument(
         "--deterministic",
@@ -190,6 +190,14 @@ def _flags() -> argparse.ArgumentParser:
         help="digests of the inputs in the manifest (default: for up to 1 GiB of inputs)",
     )
     return flags
+
+
+def _workers(text: str) -> int | tuple[int, int]:
+    least, dash, most = text.partition("-")
+    try:
+        return (int(least), int(most)) if dash else int(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, or two such as 2-8") from exc
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,8 @@ ASIDE = "aside"  # the folder in run_dir where sinks may keep what is not publis
 class RunOptions:
     """How one run is carried out. None means: chosen from the machine and the input."""
 
-    workers: int | None = None  # 0: in this process; n: exactly n worker processes per pool; None: by machine and run
+    # 0: in this process; n: exactly n worker processes per pool; (m, n): m to n; None: by machine and run
+    workers: int | tuple[int, int] | None = None
     threads_per_worker: int = 1  # splits that one worker runs at a time; they share its models
     bundle_attempts: int = 1  # tries of a whole split when a step's own code raises; deaths and I/O have four anyway
     element_timeout: float | None = None  # seconds for one call of a model; beyond, its process is killed
@@ -32,7 +33,7 @@ class RunOptions:
     input_digests: bool | None = None  # of the files in the manifest; None: if they are at most 1 GiB together
 
     def __post_init__(self) -> None:
-        _check("workers", self.workers, least=0, none_ok=True)
+        _check_workers(self.workers)
         _check("threads_per_worker", self.threads_per_worker, least=1)
         _check("bundle_attempts", self.bundle_attempts, least=1)
         check_seconds("element_timeout", self.element_timeout, none_ok=True)
@@ -66,6 +67,14 @@ class RunOptions:
         return cls(**given)
 
     @property
+    def most_workers(self) -> int | None:
+        return self.workers[1] if isinstance(self.workers, tuple) else self.workers
+
+    @property
+    def least_workers(self) -> int:
+        return self.workers[0] if isinstance(self.workers, tuple) else 0
+
+    @property
     def split_seed(self) -> int | None:
         """What the random numbers of a deterministic run begin with; None for any other."""
         return (self.seed or 0) if self.deterministic else None
@@ -80,6 +89,15 @@ def _check(name: str, value: object, least: int, none_ok: bool = False) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+
+def _check_workers(given: object) -> None:
+    if not isinstance(given, tuple):
+        _check("workers", given, least=0, none_ok=True)
+    elif len(given) != 2 or any(type(each) is not int for each in given) or not 1 <= given[0] <= given[1]:
+        raise UsageError(
+            f"workers={given!r}: expected a whole number of at least 0, or the least and the most of them, such as (2, 8)"
+        )
 
 
 def check_seconds(name: str, value: object, none_ok: bool = False) -> None:

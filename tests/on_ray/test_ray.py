@@ -132,6 +132,29 @@ def test_a_node_that_joins_a_run_gets_work(cluster, tmp_path):
     assert not list(demanded(1))
 
 
+def until_more_is_asked_for(row, folder):
+    wait_until(Path(folder, "asked").exists, "more is asked for", 90)
+    return row
+
+
+def test_the_minimum_of_workers_is_asked_for_whatever_waits(cluster, tmp_path):
+    """There is one split, and room for five."""
+    wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, "nodes of other tests are known to be gone")
+    p = ps.Pipeline(engine="ray", workers=(7, 9))
+    rows = p | ps.Create([1]) | ps.Map(until_more_is_asked_for, str(tmp_path))
+    rows | ps.Map(str) | ps.WriteToText(tmp_path / "out")
+    assert "pool 0: 5 workers, 1 thread each" in p.explain()
+    run = p.start()
+
+    def ask(wait):
+        wait(lambda: ray.available_resources().get("CPU", 0) == 0, "five are there")
+        wait(lambda: list(demanded(2)), "two more are asked for")
+        (tmp_path / "asked").touch()
+
+    meanwhile(ask, run)
+    assert not list(demanded(2))
+
+
 def demanded(workers):
     """Placement groups that wait for so many places, as an autoscaler sees them."""
     for group in placement_group_table().values():

@@ -105,7 +105,10 @@ def test_flags_on_both_sides_of_the_script(penstock, tmp_path, arguments, is_jou
         (["--work", "1", "pipeline.py"], "--work: did you mean --workers?"),
         (["--run-dri", "run", "pipeline.py"], "--run-dri: did you mean --run-dir?"),
         (["--colour", "pipeline.py"], "unrecognized arguments: --colour"),
-        (["pipeline.py", "--workers", "x"], "argument --workers: invalid int value: 'x'"),
+        (
+            ["pipeline.py", "--workers", "x"],
+            "argument --workers: 'x': expected a number, or two such as 2-8",
+        ),
         (["pipeline.py", "--run-dir"], "argument --run-dir: expected one argument"),
     ],
 )

@@ -719,6 +719,33 @@ def test_a_pool_grows_and_shrinks():
     assert decide(scheduler) == [(0, "d"), ("stop", 1)]
 
 
+def test_a_pool_has_its_least_from_the_start_until_its_work_is_over():
+    scheduler = with_splits(Scheduler([(0, (1,)), (1, ())], {0: PoolSize(3, least=2), 1: PoolSize(3, least=2)}), "a")
+    assert decide(scheduler) == [("start", 0), ("start", 1), ("start", 2), ("start", 3)]
+    scheduler.resize(1, 1)
+    assert decide(scheduler) == [("stop", 2)], "there is room for one"
+    scheduler.resize(1, 5)
+    assert decide(scheduler) == [("start", 4)]
+    scheduler.worker_ready(0)
+    scheduler.worker_died(4, 0.0)
+    assert decide(scheduler) == [(0, "a"), ("start", 5)]
+    for worker in (1, 3, 5):
+        scheduler.worker_ready(worker)
+    scheduler.task_done(0, 0)
+    assert sorted(decide(scheduler)) == [("stop", 0), ("stop", 1), ("stop", 3), ("stop", 5)]
+
+
+def test_a_pool_gives_up_its_least_to_one_that_gets_none():
+    scheduler = with_splits(Scheduler([(0, (1,)), (1, ())], {0: PoolSize(1, least=1), 1: PoolSize(1, least=1)}), "a")
+    assert decide(scheduler) == [("start", 0), ("start", 1)]
+    scheduler.worker_ready(1)
+    scheduler.starved.add(0)
+    assert decide(scheduler) == [("stop", 1)]
+    assert decide(scheduler) == [], "until the other has one"
+    scheduler.worker_ready(0)
+    assert decide(scheduler) == [(0, "a"), ("start", 1 + 1)]
+
+
 def test_a_pool_that_waits_for_a_service_does_not_grow():
     scheduler = with_splits(one_pool(workers=1), *"abcd")
     assert started(scheduler) == [(0, "a")]

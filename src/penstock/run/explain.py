@@ -67,7 +67,9 @@ def _pool_line(pool: Pool, in_process: bool) -> str:
     threads = f"{pool.size.slots} thread{'s' if pool.size.slots > 1 else ''}"
     if in_process:
         return f"pool 0: this process, {threads}"
-    workers = f"up to {pool.size.workers} worker{'s' if pool.size.workers > 1 else ''}, {threads} each"
+    least = min(pool.size.least, pool.size.workers)
+    bounds = "up to " if not least else f"{least} to " if least < pool.size.workers else ""
+    workers = f"{bounds}{pool.size.workers} worker{'s' if pool.size.workers > 1 else ''}, {threads} each"
     return f"pool {pool.index}: {workers}, frameworks on {pool.cores} core(s) ({pool.why}; resource hints: {pool.hints})"
 
 

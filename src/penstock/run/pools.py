@@ -126,7 +126,7 @@ def choose_pools(plan: Plan, options: RunOptions, machine: Machine, size: RunSiz
 
 def _choose(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> Pools:
     here = _in_process(plan, options.threads_per_worker)
-    if options.workers == 0:
+    if options.most_workers == 0:
         return replace(here, why="workers=0")
     known = size.rows
     is_here = machine.resources is None
@@ -177,7 +177,7 @@ def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
     around = replace(around, workers=pool.size.workers)
     if pool.size.slots > 1 or around.deterministic or not feeds_device(stages, around):
         return pool
-    return replace(pool, size=PoolSize(pool.size.workers, AHEAD_SLOTS), ahead=True)
+    return replace(pool, size=replace(pool.size, slots=AHEAD_SLOTS), ahead=True)
 
 
 def unlimited_loads(plan: Plan, pools: Pools, around: Surroundings) -> list[str]:
@@ -212,10 +212,11 @@ def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[
 
 
 def _pool(index: int, hints: ResourceHints, stages: Sequence[int], options: RunOptions, machine: Machine) -> Pool:
-    workers, why = room_for(hints, options.workers, machine)
+    workers, why = room_for(hints, options.most_workers, machine)
     is_here = machine.resources is None  # else Ray gives a worker what is asked for it, on a node that is not known yet
     cores = hints.cpus or (max(1, machine.cores // workers) if is_here else 1)
-    return Pool(index, hints, stages, PoolSize(workers, options.threads_per_worker), cores, why, most=options.workers)
+    size = PoolSize(workers, options.threads_per_worker, options.least_workers)
+    return Pool(index, hints, stages, size, cores, why, most=options.most_workers)
 
 
 def room_for(hints: ResourceHints, most: int | None, machine: Machine) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from penstock.run.locality import ANYWHERE, Homes, Locality
@@ -58,10 +58,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many workers a pool may have, and how many splits each runs at a time."""
+    """How many workers a pool may have, how many splits each runs at a time, and how many workers there are at least, as
+    far as there may be, from the start of the run until no work can come to the pool."""
 
     workers: int
     slots: int = 1
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class Scheduler:
 
     def resize(self, pool: int, workers: int) -> None:
         """There is room for more workers of a pool than before, or for fewer: then those without work leave."""
-        self._pools[pool] = PoolSize(workers, self._pools[pool].slots)
+        self._pools[pool] = replace(self._pools[pool], workers=workers)
 
     def hold(self, pools: Set[int]) -> None:
         """These pools have use for no more workers than they have; one that has none gets one."""
@@ -308,8 +310,9 @@ class Scheduler:
         if over or is_over:
             return stops + [StopWorker(number) for number in over]
         coming = sum(size.slots for worker in mine.values() if not worker.ready)
-        most = min(size.workers, max(1, len(mine))) if pool in self._held else size.workers
-        missing = min(most - len(mine), -(-(wanted - coming) // size.slots))
+        least = 0 if self.starved - {pool} else size.least
+        most = min(size.workers, max(1, least, len(mine))) if pool in self._held else size.workers
+        missing = min(most - len(mine), max(least - len(mine), -(-(wanted - coming) // size.slots)))
         return stops + [self._start(pool) for _ in range(missing)]
 
     def _start(self, pool: int) -> StartWorker:

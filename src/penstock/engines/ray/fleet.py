@@ -342,7 +342,7 @@ class RayFleet:
 
     def _follow_nodes(self) -> None:
         """Pools have as many workers as the nodes have room for, up to the user's maximum; what is missing to that is asked
-        of the autoscaler, while a pool has use for all that it may have, and does not wait for a service."""
+        of the autoscaler while all that there may be have work, and do not wait for a service; to the minimum, always."""
         machine = whole()
         throttled = self._spec.throttling.pools(time.monotonic())
         for index, pool in self._pools.items():
@@ -351,8 +351,9 @@ class RayFleet:
                 self._sizes[index] = room
                 self._found.append((NOBODY, Resized(index, room)))
             mine = [member for member in self._members.values() if member.pool == index]
-            missing = max(0, (pool.most or 0) - room) if len(mine) >= room and index not in throttled else 0
-            self._demand.ask(index, missing, needs_of(pool, len(self._pools)))
+            has_use = sum(bool(member.running) for member in mine) >= room and index not in throttled
+            wishes = (pool.most or 0) if has_use else pool.size.least
+            self._demand.ask(index, max(0, wishes - room) if mine else 0, needs_of(pool, len(self._pools)))
         changed = self._counts.changed()
         for member in self._members.values():
             if member.pool in changed and member.actor is not None:
