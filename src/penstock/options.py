@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,9 @@ class RunOptions:
         known = [f.name for f in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:
-            raise UsageError(f"Pipeline() has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}"
+            raise UsageError(f"Pipeline() has no option {', '.join(unknown)}; {hint}")
         return cls(**given)
 
     @property

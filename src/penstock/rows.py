@@ -72,16 +72,15 @@ def many(made: Any, giver: str, one: str = "for one row, return [row]") -> Any:
             f"{giver} returned a {type(made).__name__}; expected an iterable of rows: return {records}, "
             "or take columns to columns with ps.MapBatches"
         )
+    if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+        kind = "None" if made is None else type(made).__name__
+        raise TypeError(f"{giver} returned {kind}; expected an iterable of rows: {one}")
     return made
 
 
 def rows_made(items: Any, giver: str) -> Iterator[Any]:
     """What a method of a DoFn returned, one by one."""
-    items = many(items, giver, "yield each row, or return [row]")
-    try:
-        return iter(items)
-    except TypeError as exc:
-        raise TypeError(f"{giver} returned {type(items).__name__}; expected an iterable of rows, or None") from exc
+    return iter(many(items, giver, "yield each row, or return [row]"))
 
 
 def without(items: Items, failed: Collection[int]) -> Items | list[Any]:

@@ -468,7 +468,7 @@ def test_explain_of_sinks_of_rows_branches_that_meet_and_steps_that_cannot_keep_
     assert said["WriteToParquet(columns)"].endswith("/columns")
     assert said["rows"].endswith("/rows")
     assert said["again"].endswith("again: takes rows")
-    assert said["parts/ParDo(_ToPartition)"].endswith(": turns columns into rows, and makes a Python object of each")
+    assert said["parts"].endswith(": turns columns into rows, and makes a Python object of each")
     for name in ("a", "b"):
         assert said[f"after {name}"].endswith(
             'turns columns into rows, and makes a Python object of each: ps.MapBatches(..., format="arrow") would keep them'

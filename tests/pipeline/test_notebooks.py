@@ -216,3 +216,11 @@ def test_the_traceback_of_a_row_that_fails_is_of_the_users_code(way, workers):
     assert 'raise ValueError("no score") from exc' in told
     assert "StepError: step 'Map(broken)': ValueError: no score\n  row: 0" in told
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_the_traceback_of_a_wrong_output_is_of_the_users_code(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(OutputError, match="is a file") as caught, ps.Pipeline() as p:
+        p | ps.Create([{"n": 1}]) | ps.WriteToJsonl(tmp_path / "out")
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert sum(f'File "{Path(ps.__file__).parent}/' in line for line in lines) <= 3

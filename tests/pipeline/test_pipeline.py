@@ -57,7 +57,8 @@ def test_a_transform_can_be_applied_twice():
         (lambda p: p | ps.Create([1]) | ps.ParDo(ps.DoFn), "call it: ParDo"),
         (lambda p: p | ps.Create([1]) | ps.MapBatches(len, batch_size=0), "batch_size=0"),
         (lambda p: p | ps.Create([1]) | ps.MapBatches(len, format="csv"), "format='csv'"),
-        (lambda p: p | ps.Create([1]) | ps.Partition(len, 0), "n of at least 1"),
+        (lambda p: p | ps.Create([1]) | ps.Partition(max, 0), "n of at least 1"),
+        (lambda p: p | ps.Create([1]) | ps.Partition(lambda row: 0, 2), r"a function of \(row, n\)"),
         (lambda p: p | ps.Create([1]) | ps.ParDo(len).with_outputs("a", "a"), "different, non-empty names"),
         (lambda p: p | ps.Create([1]) | ps.BatchElements(max_batch_size=0), "max_batch_size=0"),
         (lambda p: p | ps.Create([1]) | "" >> ps.Map(str), "must be a non-empty string"),
@@ -75,7 +76,8 @@ def test_wrong_graphs_are_refused_while_they_are_built(build, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"wrokers": 2}, "has no option wrokers; its options are workers"),
+        ({"wrokers": 2}, "has no option wrokers; did you mean workers?"),
+        ({"colour": 2}, "has no option colour; its options are workers"),
         ({"workers": -1}, "workers=-1"),
         ({"threads_per_worker": 0}, "threads_per_worker=0"),
         ({"workers": (3, 2)}, r"workers=\(3, 2\): .* the least and the most"),

@@ -148,7 +148,7 @@ def test_pardo_with_wrong_results(pipeline):
     assert good == [2]
     assert [(row, failure.error_type) for row, failure in failed] == [(0, "TypeError"), (1, "ValueError"), (3, "TypeError")]
     assert "returned a dict" in failed[2][1].message
-    assert "expected an iterable of rows, or None" in failed[0][1].message
+    assert "expected an iterable of rows: yield each row, or return [row]" in failed[0][1].message
     assert "output 'unknown', which is not named" in failed[1][1].message
 
 

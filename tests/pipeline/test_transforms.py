@@ -287,7 +287,7 @@ class LastRow(ps.DoFn):
     [
         (lambda: ps.Filter(lambda x: 1 / (x - 7)), "ZeroDivisionError"),
         (lambda: ps.FlatMap(lambda x: (1 / (x - 7) for _ in range(2))), "ZeroDivisionError"),
-        (lambda: ps.FlatMap(lambda x: x), "TypeError: 'int' object is not iterable"),
+        (lambda: ps.FlatMap(lambda x: x), "the function returned int; expected an iterable of rows: for one row, return"),
         (lambda: ps.ParDo(lambda x: [1 / (x - 7)]), "ZeroDivisionError"),
         (lambda: ps.ParDo(lambda x: x), "returned int; expected an iterable"),
         (lambda: ps.MapBatches(lambda rows: [1 / (x - 7) for x in rows]), "ZeroDivisionError"),

@@ -14,7 +14,7 @@ from penstock.errors import StepError
 from penstock.inference.handler import ModelHandler, is_prebatched
 from penstock.inference.keyed import KeyedModelHandler
 from penstock.inference.models_by_key import ModelsByKey
-from penstock.pipeline.transforms import describe_function
+from penstock.pipeline.functions import describe_function
 from penstock.rows import map_rows, shorten
 
 NO_KEY = object()

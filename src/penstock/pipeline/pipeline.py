@@ -135,12 +135,11 @@ class Pipeline(Displayed):
     ) -> None:
         is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
-            self.result = _waited(self._start(self._graph_for(pending)))
+            self._finish(self._graph_for(pending))
 
     def run(self) -> RunResult:
         """Run the whole pipeline; raise when it fails. Returns counts and metrics, also kept in `self.result`."""
-        self.result = _waited(self.start())
-        return self.result
+        return self._finish(self.graph())[0]
 
     def start(self) -> RunHandle:
         """Start a run of the whole pipeline and return its handle: wait(), stop() and progress()."""
@@ -149,9 +148,7 @@ class Pipeline(Displayed):
     def collect(self, pcoll: PCollection[T]) -> list[T]:
         """Run what `pcoll` needs and return its rows, in order."""
         self._collected.add(pcoll)
-        run = self._start(self.graph(pcoll))
-        self.result = _waited(run)
-        return run.rows.get(pcoll, [])
+        return self._finish(self.graph(pcoll))[1].get(pcoll, [])
 
     def explain(self) -> str:
         """How this pipeline would run: stages, pools of workers, where models live, and why."""
@@ -271,19 +268,20 @@ class Pipeline(Displayed):
         self._ran.update(graph.nodes)
         return engine.start(graph, options)
 
+    def _finish(self, graph: Graph) -> tuple[RunResult, Mapping[PCollection[Any], list[Any]]]:
+        """Start a run and wait for it. The traceback of an error that the user can mend shows the user's code alone."""
+        try:
+            run = self._start(graph)
+            self.result = run.wait()
+        except (RowError, UsageError) as exc:
+            cut_own_frames(exc)
+            raise exc.with_traceback(None) from exc.__cause__
+        return self.result, run.rows
+
     def _resolve(self) -> tuple[Engine, RunOptions]:
         engine = engine_named(self._engine) if isinstance(self._engine, str) else self._engine
         override = engine_override.get()
         return override(engine, self.options) if override else (engine, self.options)
-
-
-def _waited(run: RunHandle) -> RunResult:
-    """Wait for a run. The traceback of an error in the user's own code shows that code, and where it was run from."""
-    try:
-        return run.wait()
-    except RowError as exc:
-        cut_own_frames(exc)
-        raise exc.with_traceback(None) from exc.__cause__
 
 
 def _write_to_one_place(old: Node, new: Node) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import functools
 import operator
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.batching.limits import BatchLimits
 from penstock.errors import GraphError, UsageError
+from penstock.pipeline.functions import describe_function, takes
 from penstock.pipeline.graph import MAIN, Node, Outputs, PCollection, PTransform, add_step, single
 from penstock.pipeline.handled import Handleable
 from penstock.pipeline.traits import Traits
@@ -298,13 +297,13 @@ class Partition(PTransform[PCollection[T], Outputs[T]]):
     """n collections: each row goes to the one whose number fn(row, n) returns, from 0 on. False is 0, True is 1."""
 
     def __init__(self, fn: Callable[..., int], n: int) -> None:
-        if not callable(fn) or not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1 or not takes(fn, None, n):
             raise UsageError(f"Partition({fn!r}, {n!r}): expected a function of (row, n), and n of at least 1")
         self.fn = fn
         self.n = n
 
     def expand(self, pcoll: PCollection[T]) -> Outputs[T]:
-        return pcoll | ParDo(_ToPartition(self.fn, self.n)).with_outputs(*map(str, range(self.n)))
+        return ParDo(_ToPartition(self.fn, self.n)).with_outputs(*map(str, range(self.n))).expand(pcoll)
 
     def default_label(self) -> str:
         return f"Partition({describe_function(self.fn)})"
@@ -373,17 +372,6 @@ class GroupIntoBatches(_Batching[PCollection[tuple[Any, T]], PCollection[tuple[A
 
     def expand(self, pcoll: PCollection[tuple[Any, T]]) -> PCollection[tuple[Any, list[T]]]:
         return single(self, pcoll)
-
-
-def describe_function(fn: Callable[..., Any]) -> str:
-    """A function's name for labels; a lambda is named by where it stands."""
-    if isinstance(fn, functools.partial):
-        return describe_function(fn.func)
-    name = getattr(fn, "__name__", type(fn).__name__)
-    code = getattr(fn, "__code__", None)
-    if name == "<lambda>" and code is not None:
-        return f"lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    return str(name)
 
 
 def _bind(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def main(descriptor: str, threads: str, around: str) -> None:
     """The entry of a fresh interpreter: the socket's descriptor, how many threads run splits, and what is around it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
     if sys.stderr is not None:
-        faulthandler.enable()
+        faulthandler.enable(all_threads=False)
     with seldom_collected():
         sessions = ProcessSessions(Metrics(), Surroundings(**json.loads(around)))
         _WorkerSide(Channel(socket.socket(fileno=int(descriptor))), int(threads), sessions).serve()
