@@ -17,7 +17,7 @@ from penstock.io.csv import ReadFromCsv, WriteToCsv
 from penstock.io.sink import Part
 from penstock.io.source import Source, SplitGoal
 from penstock.rows import PredictionResult
-from penstock.testing import check_source
+from penstock.testing import FaultyModelHandler, check_source
 
 
 def rows(source: Source[dict[str, str]]) -> list[dict[str, str]]:
@@ -206,3 +206,16 @@ def test_parts_may_have_their_columns_in_any_order(tmp_path: Path) -> None:
     p.run()
     assert len(list((tmp_path / "out").iterdir())) > 1
     assert rows(ReadFromCsv(tmp_path / "out").source) == [{"a": "1", "b": "2"}] * 10_000
+
+
+@pytest.mark.parametrize(
+    ("multiline", "reshuffled", "hinted"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_explain_says_that_one_worker_does_it_all(multiline, reshuffled, hinted, tmp_path):
+    """A CSV file is one split, unless no field holds a line end."""
+    (tmp_path / "rows.csv").write_text("x\n" + "".join(f"{n}\n" for n in range(100_000)))
+    pipeline = ps.Pipeline(workers=2)
+    rows = pipeline | ps.ReadFromCsv(str(tmp_path / "rows.csv"), multiline=multiline)
+    rows = rows | ps.Reshuffle() if reshuffled else rows
+    _ = rows | ps.RunInference(FaultyModelHandler({})) | ps.WriteToJsonl(str(tmp_path / "out"))
+    assert ("one split, so one worker does all of this stage" in pipeline.explain()) == hinted

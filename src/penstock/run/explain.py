@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from penstock.batching.full_batches import Aiming
@@ -16,10 +17,12 @@ from penstock.run.estimates import estimates
 from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
-from penstock.steps.stage import Outlet, Step
+from penstock.run.splits import cut, split_goals
+from penstock.steps.stage import Outlet, Stage, Step
 
 TURNS = "turns columns into rows, and makes a Python object of each"
 
+WHOLE = "one split, so one worker does all of this stage: ps.Reshuffle() after it shares its rows among all"
 SAMPLED = 100  # files of models, to see how large they are
 
 
@@ -41,7 +44,7 @@ def explain(job: Job, size: RunSize, *, sample: bool = False) -> str:
         lines.append(_pool_line(pool, pools.in_process))
     if sample and (estimated := estimates(plan)):
         lines += ["requests to services:", *estimated]
-    drawing = Drawing(plan, _has_columns(plan))
+    drawing = Drawing(plan, _has_columns(plan), whole=_whole_inputs(job, pools))
     for stage in plan.stages:
         lines += ["", f"stage {stage.index} in pool {pools.of_stage(stage.index).index} ({stage.why})"]
         here = replace(around, workers=pools.of_stage(stage.index).size.workers)
@@ -79,6 +82,7 @@ class Drawing:
 
     plan: Plan
     has_columns: bool  # else every step takes rows, which is not worth a word
+    whole: Collection[str]  # sources, by their labels, that make one split while there are workers for several
     forms: dict[int, str | None] = field(default_factory=dict)  # what comes into each stage: "rows", "columns" or "both"
 
     def enter(self, stage: int, made: str | None) -> None:
@@ -86,6 +90,20 @@ class Drawing:
         before = self.forms.setdefault(stage, made)
         if made != before:
             self.forms[stage] = "both" if made is not None and before is not None else None
+
+
+def _whole_inputs(job: Job, pools: Pools) -> set[str]:
+    goals = split_goals(job.plan, pools, journaled=job.journaled)
+    sources = enumerate(zip(job.plan.sources(), goals, strict=True))
+    return {
+        root.label
+        for i, ((stage, _, root, source), goal) in sources
+        if not pools.in_process and goal.at_once > 1 and _has_model(stage) and len(cut(source, i, goal)) == 1
+    }
+
+
+def _has_model(stage: Stage) -> bool:
+    return any(step.traits.model is not None for step in stage.steps())
 
 
 def _has_columns(plan: Plan) -> bool:
@@ -99,6 +117,7 @@ def _tree(drawing: Drawing, step: Step, depth: int, around: Surroundings, given:
     details = _details(step, around)
     if step.transform is None or step.traits.source is not None:
         details += ["gives columns"] if given == "columns" else []
+        details += [WHOLE] if step.label in drawing.whole else []
     else:
         details += _conversion(step, given) if drawing.has_columns else []
         given = _form_after(step, given)
