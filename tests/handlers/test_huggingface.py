@@ -317,6 +317,7 @@ def test_arguments_of_a_call_are_those_of_the_pipeline(classifier: str, options:
     expected = model(REVIEWS, truncation=True, batch_size=1, **options)
     if isinstance(made, dict):
         made = [dict(zip(made, row, strict=True)) for row in zip(*made.values(), strict=True)]
+    made = made.to_pylist() if isinstance(made, pa.Array) else made
     for one, other in zip(made, expected, strict=True):
         same = zip(one if isinstance(one, list) else [one], other if isinstance(other, list) else [other], strict=True)
         for mine, theirs in same:
@@ -464,6 +465,82 @@ def test_a_text_without_a_mask_is_one_bad_row(tmp_path: Path) -> None:
     error = bad_rows(handler, ["good [MASK]", "good film", "bad " * 40 + "[MASK]"])
     assert list(error.errors) == [1, 2]
     assert "there is no mask token in the text" in str(error.errors[1])
+
+
+@pytest.mark.parametrize("problem", [None, "single_label_classification", "multi_label_classification", "regression"])
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": None}, {"top_k": 9, "function_to_apply": "sigmoid"}])
+def test_several_classes_are_lists_without_an_object_for_each(
+    classifier: str, tmp_path: Path, problem: str | None, options: Any
+) -> None:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(classifier)
+    model.config.problem_type = problem
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(classifier).save_pretrained(tmp_path)
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), device="cpu")
+    expected = [pipeline(text, truncation=True, **options) for text in REVIEWS]
+    made = answers(HuggingFacePipelineModelHandler("text-classification", str(tmp_path)), REVIEWS, **options)
+    assert made.type == pa.list_(pa.struct([("label", pa.string()), ("score", pa.float64())]))
+    assert _rounded(made.to_pylist()) == _rounded(expected)
+
+
+def image_classifier(folder: Path, **settings: Any) -> None:
+    config = transformers.ViTConfig(**TINY, image_size=8, **settings)
+    torch.manual_seed(3)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("settings", [{"num_labels": 7}, {"num_labels": 3, "problem_type": "multi_label_classification"}])
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"function_to_apply": "none"}])
+def test_classes_of_images_are_lists_without_an_object_for_each(tmp_path: Path, settings: Any, options: Any) -> None:
+    image_classifier(tmp_path, **settings)
+    images = list(np.random.default_rng(5).integers(0, 255, (4, 3, 9, 12), np.uint8))
+    handler = HuggingFacePipelineModelHandler("image-classification", str(tmp_path))
+    check_handler(handler, images, tolerance=1e-5, inference_args=options)
+    model = handler.load_model()
+    made = answers(handler, images, model, **options)
+    assert made.type == pa.list_(pa.struct([("label", pa.string()), ("score", pa.float64())]))
+    assert _rounded(made.to_pylist()) == _rounded([model(image, **options) for image in images])
+    assert isinstance(answers(handler, images, model, **options, batch_size=2), list), "which is left to the pipeline"
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": True}])
+def test_features_of_images_are_arrays(tmp_path: Path, options: Any) -> None:
+    from PIL import Image
+
+    torch.manual_seed(3)
+    transformers.ViTModel(transformers.ViTConfig(**TINY, image_size=8)).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    images = [Image.new("RGB", (12, 9), colour) for colour in ("red", "navy", "white")]
+    handler = HuggingFacePipelineModelHandler("image-feature-extraction", str(tmp_path))
+    model = handler.load_model()
+    made = answers(handler, images, model, **options)
+    assert (made.dtype, made.shape) == (np.float32, (3, 1, 8) if options else (3, 1, 5, 8))
+    assert _rounded(made) == _rounded([model(image, **options) for image in images])
+    tensors = answers(handler, images, model, return_tensors=True)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+
+
+def test_classes_of_a_column_of_images_in_a_file(tmp_path: Path) -> None:
+    from PIL import Image
+
+    image_classifier(tmp_path / "model", num_labels=3)
+    for at, colour in enumerate(("red", "navy", "white")):
+        Image.new("RGB", (12, 9), colour).save(tmp_path / f"{at}.png")
+    paths = [str(tmp_path / name) for name in ("0.png", "1.png", "nowhere.png", "2.png")]
+    pq.write_table(pa.table({"image": paths}), tmp_path / "rows.parquet")
+    handler = HuggingFacePipelineModelHandler(
+        "image-classification", str(tmp_path / "model"), columns="image", output_column="labels"
+    )
+    p = ps.Pipeline(workers=0)
+    step = ps.RunInference(handler).with_exception_handling()
+    good, _ = p | ps.ReadFromParquet(str(tmp_path / "rows.parquet")) | step
+    good | ps.WriteToParquet(str(tmp_path / "out"))
+    p.run()
+    made = pq.read_table(tmp_path / "out")
+    expected = [handler.load_model()(path) for path in paths if path != paths[2]]
+    assert [each["image"] for each in made.to_pylist()] == [paths[0], paths[1], paths[3]]
+    assert _rounded(made["labels"].to_pylist()) == _rounded(expected)
 
 
 def test_images_are_decoded_beside_the_data(tmp_path: Path) -> None:

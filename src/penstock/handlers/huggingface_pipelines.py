@@ -29,6 +29,7 @@ from penstock.handlers.huggingface_tasks import (
     PADDING_TASKS,
     TEXT_TASKS,
     TOKEN_TASKS,
+    run_images,
     run_tokens,
 )
 from penstock.handlers.huggingface_tokenizers import NO_MAXIMUM, LoadedTokenizer, load_by_transformers
@@ -263,8 +264,10 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
             )
         return answers
 
-    def _answers(self, examples: list[Any], lengths: list[int], model: Any, args: Mapping[str, Any]) -> list[Any]:
+    def _answers(self, examples: list[Any], lengths: list[int], model: Any, args: Mapping[str, Any]) -> Any:
         """What the pipeline makes of examples by itself."""
+        if (arrays := run_images(model, self._task, examples, args)) is not None:
+            return arrays
         if self._task == "text-classification":
             examples = [_as_dict(example) for example in examples]
         if self._task == "feature-extraction":  # one by one: what it says of padding would be taken for the text's

@@ -1,6 +1,8 @@
-"""The text tasks of transformers' pipelines whose rows are tokenised beside the data.
+"""The tasks of transformers' pipelines that are run here: text tasks whose rows are tokenised beside the data, and image
+tasks whose answers are arrays.
 
-token ids -> pad -> the pipeline's own forward() -> its own postprocess(), row by row -> the answers of pipeline(rows)
+token ids -> pad ------------------> the pipeline's own forward() -> arrays, or its own postprocess(), row by row
+images -> its own preprocess() ----> the pipeline's own forward() -> arrays
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.handlers.huggingface_classes import classes_of, is_count
 from penstock.handlers.huggingface_tokens import Tokens, collated, ids_of, padded
 
 # transformers knows these; importing it to ask takes seconds. It is asked about others.
@@ -78,6 +81,10 @@ TOKEN_TASKS = {
     "feature-extraction": TokenTask("tokenize_kwargs", frozenset({"return_tensors"})),
     "fill-mask": TokenTask("tokenizer_kwargs", frozenset({"top_k", "targets"})),
 }
+ARRAY_IMAGE_TASKS = {  # whose answers are of one shape, and arguments of a call that leave it so
+    "image-classification": {"top_k", "function_to_apply", "timeout"},
+    "image-feature-extraction": {"pool", "timeout"},
+}
 PADDING_TASKS = [name for name, task in TOKEN_TASKS.items() if task.tokenizer_args is not None]
 
 
@@ -97,13 +104,34 @@ def run_tokens(pipeline: Any, task: str, rows: Sequence[Any], length: int, infer
         return _features(pipeline, outputs, rows, settings)
     if task == "token-classification":
         return [pipeline.postprocess([_only(outputs, at)], **settings) for at in range(len(rows))]
-    if task == "text-classification" and (classes := _classes_at_once(pipeline, outputs["logits"], settings)) is not None:
+    if task == "text-classification" and (classes := classes_of(pipeline, outputs["logits"], settings)) is not None:
         return classes
     names = ("logits", "input_ids") if task == "fill-mask" else ("logits",)
-    answers = [
+    return [
         pipeline.postprocess({name: outputs[name][at : at + 1] for name in names}, **settings) for at in range(len(rows))
     ]
-    return _classes(answers) if task == "text-classification" else answers
+
+
+def run_images(pipeline: Any, task: str, images: Sequence[Any], inference_args: Mapping[str, Any]) -> Any:
+    """What pipeline(images, **inference_args) gives, as arrays; None where that cannot be."""
+    if task not in ARRAY_IMAGE_TASKS or not inference_args.keys() <= ARRAY_IMAGE_TASKS[task]:
+        return None
+    import torch
+    from transformers import pipelines
+
+    before, _, after = pipeline._sanitize_parameters(**inference_args)
+    settings = {**pipeline._postprocess_params, **after}
+    known = (pipelines.ImageClassificationPipeline, pipelines.ImageFeatureExtractionPipeline)
+    if type(pipeline) not in known or settings.get("return_tensors") or not is_count(settings.get("top_k")):
+        return None
+    options = {**pipeline._preprocess_params, **before}
+    made = [dict(pipeline.preprocess(image, **options)) for image in images]
+    inputs = {name: torch.cat([each[name] for each in made]) for name in made[0]}
+    outputs = pipeline.forward(inputs, **pipeline._forward_params)
+    if task == "image-classification":
+        return classes_of(pipeline, outputs["logits"], settings)
+    features = outputs["pooler_output"] if settings.get("pool") else outputs[0]
+    return features.float().numpy()[:, np.newaxis]
 
 
 def _of_tokens(rows: Sequence[Any], length: int, left: bool) -> dict[str, Any]:
@@ -147,30 +175,6 @@ def _features(pipeline: Any, outputs: Any, rows: Sequence[Any], settings: Mappin
     if len({each.shape for each in own}) > 1:
         return [each.float().numpy().copy() for each in own]
     return np.stack([each.float().numpy() for each in own])
-
-
-def _classes_at_once(pipeline: Any, logits: Any, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The class of each text and its score, without an object for each, as the pipeline's postprocess() makes them one by
-    one; None where it does anything else."""
-    from transformers.pipelines import text_classification
-
-    plain = type(pipeline).postprocess is text_classification.TextClassificationPipeline.postprocess and not settings
-    config = pipeline.model.config
-    if not plain or config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
-        return None
-    scores = text_classification.softmax(logits.float().numpy())
-    labels = np.empty(len(scores), object)
-    labels[:] = [config.id2label[at] for at in scores.argmax(axis=1).tolist()]
-    return {"label": labels, "score": scores.max(axis=1).astype(np.float64)}
-
-
-def _classes(answers: list[Any]) -> Any:
-    """The classes and scores as two arrays, where each text has one of them."""
-    if not all(isinstance(answer, dict) for answer in answers):
-        return answers
-    labels = np.empty(len(answers), object)
-    labels[:] = [answer["label"] for answer in answers]
-    return {"label": labels, "score": np.array([answer["score"] for answer in answers], np.float64)}
 
 
 def _without(args: Mapping[str, Any], names: frozenset[str] | set[str]) -> dict[str, Any]:
