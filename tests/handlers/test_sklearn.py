@@ -398,6 +398,8 @@ ONE_ROW = pd.DataFrame([ROWS[0]])
     [
         ([X[0], X[1, :2]], r"1-D arrays of one length, or dicts, but saw the shapes \(2,\), \(3,\)"),
         ([X[:2]], r"saw the shapes \(2, 3\)"),
+        ([[1, [2, 3]]], r"saw the shapes of a list that is no array$"),
+        ([("a", X[0])], r"of a tuple that is no array; rows that are \(key, example\) need a KeyedModelHandler"),
         ([ROWS[0], {"a": 1.0}], r"must have the keys \['a', 'b', 'c'\], but saw \['a'\]"),
         ([{"a": 1.0}, ROWS[0]], r"must have the keys \['a'\], but saw \['a', 'b', 'c'\]"),
         ([ROWS[0], X[0]], "must all be dicts, but saw ndarray"),

@@ -25,11 +25,27 @@ def matrix_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> Matrix
     """Rows that are 1-D arrays of one length, or dicts of numbers, as one matrix."""
     if isinstance(rows[0], Mapping):
         return matrix_of_table(table_of_numbers(rows, columns), columns)
-    shapes = {np.shape(row) for row in rows}
-    if len(shapes) > 1 or len(*shapes) != 1:
+    shapes = {_shape_of(row) for row in rows}
+    [shape, *others] = shapes
+    if others or isinstance(shape, str) or len(shape) != 1:
         seen = ", ".join(sorted(map(str, shapes)))
-        raise RowError(f"the rows of one batch must be 1-D arrays of one length, or dicts, but saw the shapes {seen}")
+        raise RowError(
+            f"the rows of one batch must be 1-D arrays of one length, or dicts, but saw the shapes {seen}{_about_keys(rows)}"
+        )
     return np.array(rows)
+
+
+def _shape_of(row: Any) -> tuple[int, ...] | str:
+    try:
+        shape: tuple[int, ...] = np.shape(row)
+        return shape
+    except ValueError:  # lists of different lengths, or values beside lists
+        return f"of a {type(row).__name__} that is no array"
+
+
+def _about_keys(rows: Sequence[Any]) -> str:
+    has_keys = all(type(row) is tuple and len(row) == 2 and hasattr(row[1], "__len__") for row in rows)
+    return "; rows that are (key, example) need a KeyedModelHandler around this handler" if has_keys else ""
 
 
 def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
