@@ -338,7 +338,7 @@ def _verify(run_dir: str) -> int:
 
 def _told(exc: PenstockError) -> str:
     """An error for people: its message, for the user's own code the traceback of the original error, and whether the run
-    can go on."""
+    can be resumed."""
     if isinstance(exc, UsageError):
         return "\n".join([str(exc), *_kept(exc)])
     notes = getattr(exc, "__notes__", [])
@@ -349,7 +349,7 @@ def _told(exc: PenstockError) -> str:
 
 
 def _kept(exc: BaseException) -> list[str]:
-    """The notes which say that the run can go on."""
+    """The notes which say that the run can be resumed."""
     return [note for note in getattr(exc, "__notes__", []) if note.startswith(KEPT)]
 
 

@@ -1,4 +1,4 @@
-"""Retry: which errors of a step's own code may pass, how often a call is tried, and how long to wait in between."""
+"""Retry: which errors of a step's own code are transient, how often a call is tried, and how long to wait in between."""
 
 from __future__ import annotations
 

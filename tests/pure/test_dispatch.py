@@ -15,7 +15,7 @@ from penstock.models import dispatch as dispatches
 from penstock.models.commands import BreakBatch, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.dispatch import Dispatch
 from penstock.models.front import LINGER
-from penstock.models.host_batches import HostBatch, Parcel
+from penstock.models.host_batches import HostBatch, Submission
 from penstock.models.messages import HostSpec
 from penstock.models.uses import FORGIVEN
 
@@ -61,7 +61,7 @@ worlds = st.builds(
 
 @dataclass
 class Sent:
-    """What the simulator itself knows of a parcel."""
+    """What the simulator itself knows of a submission."""
 
     client: int
     lane: int
@@ -112,7 +112,7 @@ class Simulator:
         self.processes: dict[int, Process] = {}
         self.failed_loads = dict.fromkeys(range(world.copies), 0)
         self.sent: dict[int, Sent] = {}
-        self.lanes: dict[tuple[int, int], object] = {}  # open ones -> "adds", "waits", or the parcel that it waits for
+        self.lanes: dict[tuple[int, int], object] = {}  # open ones -> "adds", "waits", or the submission that it waits for
         self.clients = set(range(world.clients))
         self.seconds = 0.0
         self.ended: dict[int, float] = {}  # when a copy was last heard of
@@ -138,7 +138,7 @@ class Simulator:
         self.check_nothing_is_forgotten()
         self.check_next_time()
         for number, sent in self.sent.items():
-            assert self.dispatch.parcels.is_left(number) == sent.left
+            assert self.dispatch.submissions.is_left(number) == sent.left
 
     def take_late(self, process):
         """What should be noticed now: batches that have run for too long."""
@@ -331,21 +331,21 @@ class Simulator:
         sent = Sent(client, lane, size, self.random.randrange(self.world.groups), alone, self.now)
         sent.rows = dict.fromkeys(range(size), "queued")
         self.sent[number] = sent
-        entry = Entry(Parcel(number, client, lane, number, None), size, group=sent.group, alone=alone)
+        entry = Entry(Submission(number, client, lane, number, None), size, group=sent.group, alone=alone)
         self.dispatch.submitted(entry, self.now)
 
     def wait(self, client, lane):
         own = [
             n
             for n, sent in self.sent.items()
-            if (sent.client, sent.lane) == (client, lane) and self.dispatch.parcels.is_left(n)
+            if (sent.client, sent.lane) == (client, lane) and self.dispatch.submissions.is_left(n)
         ]
-        parcel = self.random.choice([None, *own])
-        self.dispatch.parcels.waits((client, lane), parcel)
-        self.lanes[client, lane] = "waits" if parcel is None else parcel
+        submission = self.random.choice([None, *own])
+        self.dispatch.submissions.waits((client, lane), submission)
+        self.lanes[client, lane] = "waits" if submission is None else submission
 
     def go(self, client, lane):
-        self.dispatch.parcels.goes((client, lane))
+        self.dispatch.submissions.goes((client, lane))
         self.lanes[client, lane] = "adds"
 
     def close(self, client, lane):
@@ -437,7 +437,7 @@ class Simulator:
     def finish(self):
         """Nobody adds any more, and all goes well: everything that is wanted is answered before nothing can happen."""
         for client, lane in self.lanes:
-            self.dispatch.parcels.waits((client, lane), None)
+            self.dispatch.submissions.waits((client, lane), None)
             self.lanes[client, lane] = "waits"
         self.decide()
         for _ in range(10_000):
@@ -486,7 +486,7 @@ def test_without_trouble_every_row_runs_once(world, random):
 
 
 class Host:
-    """A dispatch with one client, told in few words: a parcel is a letter, a batch the letters of its rows."""
+    """A dispatch with one client, told in few words: a submission is a letter, a batch the letters of its rows."""
 
     def __init__(self, *, lanes=1, ready=True, max_size=4, max_wait=None, **given):
         limits = BatchLimits(max_size=max_size, max_wait=max_wait)
@@ -506,11 +506,11 @@ class Host:
 
     def submit(self, name, rows, now=0.0, lane=0, client=1, group=None, alone=False):
         self.numbers[name] = len(self.numbers) + 1
-        parcel = Parcel(self.numbers[name], client, lane, 0, name)
-        self.dispatch.submitted(Entry(parcel, rows, group=group, alone=alone), now)
+        submission = Submission(self.numbers[name], client, lane, 0, name)
+        self.dispatch.submitted(Entry(submission, rows, group=group, alone=alone), now)
 
     def waits(self, lane=0, name=None, client=1):
-        self.dispatch.parcels.waits((client, lane), None if name is None else self.numbers[name])
+        self.dispatch.submissions.waits((client, lane), None if name is None else self.numbers[name])
 
     def decide(self, now=0.0):
         """Commands as short tuples: ("start", copy), ("kill", copy), ("break", rows), ("end",), (copy, rows)."""
@@ -733,21 +733,21 @@ def test_a_batch_of_its_own_is_not_held_back():
 # Who can add.
 
 
-def test_a_lane_waits_until_its_parcel_is_answered_and_no_longer():
+def test_a_lane_waits_until_its_submission_is_answered_and_no_longer():
     host = Host()
     host.submit("a", 5)
     host.waits(0, "a")
     assert host.decide() == [(0, "aaaa")]
     host.end()
-    assert host.dispatch.parcels.is_left(host.numbers["a"])
+    assert host.dispatch.submissions.is_left(host.numbers["a"])
     assert host.decide() == [(0, "a")], "one row of it is left, and nobody can add"
     host.end()
-    assert not host.dispatch.parcels.is_left(host.numbers["a"])
+    assert not host.dispatch.submissions.is_left(host.numbers["a"])
     host.submit("b", 1, now=9.0)
     assert host.decide(9.0) == [], "the lane can add again"
 
 
-def test_a_broken_parcel_is_waited_for_no_longer():
+def test_a_broken_submission_is_waited_for_no_longer():
     host = Host(timeout=5.0)
     host.submit("a", 1)
     host.waits(0, "a")
@@ -767,7 +767,7 @@ def test_a_lane_that_waits_for_nothing_in_particular_says_when_it_goes_on():
     host.submit("b", 1)
     assert host.decide() == [(0, "b")], "it still waits"
     host.end()
-    host.dispatch.parcels.goes((1, 0))
+    host.dispatch.submissions.goes((1, 0))
     host.submit("c", 1)
     assert host.decide() == []
 
@@ -779,7 +779,7 @@ def test_what_comes_too_late_to_matter():
     host.end()
     host.waits(0, "a")  # answered meanwhile
     host.waits(7)  # no such lane
-    host.dispatch.parcels.goes((1, 7))
+    host.dispatch.submissions.goes((1, 7))
     host.submit("b", 1)
     assert host.decide() == []
 
@@ -792,7 +792,7 @@ def test_a_lane_that_closes_takes_its_rows_along():
     host.submit("a", 3)
     host.submit("b", 2, lane=1)
     host.dispatch.closed(1, 0)
-    assert not host.dispatch.parcels.is_left(host.numbers["a"])
+    assert not host.dispatch.submissions.is_left(host.numbers["a"])
     assert host.decide() == []
     host.waits(1, "b")
     assert host.decide() == [(0, "bb")]
@@ -818,7 +818,7 @@ def test_what_runs_for_nobody_ends_like_the_rest():
     assert host.decide() == [(0, "abbb")]
     host.dispatch.closed(1, 0)
     host.end()
-    assert not host.dispatch.parcels.is_left(host.numbers["b"])
+    assert not host.dispatch.submissions.is_left(host.numbers["b"])
 
 
 def test_what_waits_to_run_again_is_forgotten_too():
@@ -975,7 +975,7 @@ def test_a_row_whose_process_dies_again_and_again_is_broken():
     (command,) = host.die(how="exit code 3")
     assert (command.kind, letters(command.batch)) == ("crashed", "a")
     assert command.message == "the process died with these rows: exit code 3"
-    assert not host.dispatch.parcels.is_left(host.numbers["a"])
+    assert not host.dispatch.submissions.is_left(host.numbers["a"])
     host.submit("b", 1)
     assert host.again(0) == [(0, "b")]
 
@@ -1086,7 +1086,7 @@ class Hunted:
         self.host.waits()
         while self.step():
             assert self.restarts < 100
-        assert not self.host.dispatch.parcels.is_left(1)
+        assert not self.host.dispatch.submissions.is_left(1)
 
     def step(self):
         host = self.host
@@ -1164,7 +1164,7 @@ class Leaking:
                     self.call(copy)
             self.do(self.host.dispatch.decide(0.0))
             assert self.restarts < 200
-        assert not self.host.dispatch.parcels.is_left(1)
+        assert not self.host.dispatch.submissions.is_left(1)
 
     def do(self, commands):
         self.host.short(commands)

@@ -15,7 +15,7 @@ from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY
 from penstock.models.budget import MemoryBudget
 from penstock.models.commands import BreakBatch, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
 from penstock.models.dispatch import Dispatch
-from penstock.models.host_batches import Parcel
+from penstock.models.host_batches import Submission
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import PATIENCE
 from penstock.models.uses import ATTEMPTS, KILLS
@@ -52,7 +52,7 @@ class Host:
         self.random = random.Random(seed)
         self.processes = {}
         self.numbers = itertools.count()
-        self.rows = {}  # (parcel, at) -> (model, what it does)
+        self.rows = {}  # (submission, at) -> (model, what it does)
         self.outcome = {}  # of those that are over
         self.why = {}  # messages of broken rows
         self.loads = []  # (copy, model)
@@ -65,16 +65,16 @@ class Host:
     def submit(self, *parts, lane=0):
         """Each part is a model and what its rows do, or how many there are that do well."""
         number, at = next(self.numbers), 0
-        parcel = Parcel(number, 1, lane, number, None)
+        submission = Submission(number, 1, lane, number, None)
         for model, rows in parts:
             does = ["ok"] * rows if isinstance(rows, int) else rows
             self.rows |= {(number, at + n): (model, what) for n, what in enumerate(does)}
-            self.dispatch.submitted(Entry(parcel, at + len(does), start=at, model=model), self.now)
+            self.dispatch.submitted(Entry(submission, at + len(does), start=at, model=model), self.now)
             at += len(does)
         return number
 
     def wait(self, lane=0):
-        self.dispatch.parcels.waits((1, lane), None)
+        self.dispatch.submissions.waits((1, lane), None)
 
     # What it is told.
 
@@ -260,7 +260,7 @@ def test_processes_that_are_killed_from_outside_lose_no_row_and_the_lanes_that_c
         if chance.random() < 0.03 and len(gone) < 3 and lane not in gone:
             gone.add(lane)
             host.dispatch.closed(1, lane)
-            unwanted |= {row for row in host.rows if not host.dispatch.parcels.is_left(row[0])}
+            unwanted |= {row for row in host.rows if not host.dispatch.submissions.is_left(row[0])}
     for lane in set(range(4)) - gone:
         host.wait(lane)
     for _ in range(20_000):
@@ -290,7 +290,7 @@ def test_a_key_stays_with_its_copy():
         host.submit(*((name, 2) for name in names))
         host.wait()
         host.settle()
-        host.dispatch.parcels.goes((1, 0))
+        host.dispatch.submissions.goes((1, 0))
     assert len(host.loads) == 6
     assert {copy for copy, _ in host.loads} == {0, 1}
 

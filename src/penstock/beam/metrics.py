@@ -32,6 +32,7 @@ class StepMetrics:
                     if key in metrics.models:
                         waiting.used(key, metrics.models[key])
             due = self._waiting.pop(step, Metrics())
+        # Without the lock: what was taken is this thread's alone, and Beam counts for the step that is at work on it.
         if naming is not None:
             due = naming(due, rows)
         for key, count in due.counters.items():

@@ -70,7 +70,7 @@ def default_keyed_tensor_inference_fn(
 
 
 def make_tensor_model_fn(model_fn: str) -> InferenceFn[torch.Tensor]:
-    """An inference_fn that calls the model's method of this name, such as "generate", in place of the model."""
+    """An inference_fn that calls the model's method of this name, such as "generate", instead of the model."""
     return functools.partial(_run_rows, _stacked, model_fn)
 
 

@@ -237,7 +237,7 @@ def _is_exchangeable(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _may_take_over(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether it makes no difference if a tensor has the storage of another from now on, in place of a copy. One that is on
+    """Whether it makes no difference if a tensor has the storage of another from now on, instead of a copy. One that is on
     a device takes the tensor there, where the model is to be."""
     return (
         _is_whole(other)

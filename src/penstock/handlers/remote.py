@@ -79,7 +79,7 @@ class HttpModelHandler(AsyncModelHandler[Any, Any, HttpClient]):
         api_key_env, api_key: the name of an environment variable that holds the key, or a function that gives it, sent as
         a bearer token. headers: more of them, or a function that gives them. timeout: seconds for one request.
         max_in_flight: requests of each process. num_retries: of a request that fails (5xx, broken off, timeout);
-        retry_filter(error): whether it may pass. throttle_delay_secs: to wait after a request that was refused (429, 503)
+        retry_filter(error): whether to ask again. throttle_delay_secs: to wait after a request that was refused (429, 503)
         without Retry-After. max_outage_secs: without any answer, after which the run ends. requests_per_minute,
         tokens_per_minute: of all processes of the machine together, on Ray of the cluster; without them the pace is found
         by what is refused. Tokens are those that the `usage` of a reply names. budget, prices: what requests may take at

@@ -92,7 +92,7 @@ class ServerProcess:
     def end_hanging(self, seconds: float) -> None:
         """It has answered nothing for so long: requests that wait there break off, and lost() says why. Waits."""
         self._hangs = f"has answered no request for {seconds:.0f} s, nor {self.ready_url}"
-        self.close()
+        self.close()  # after that: requests which it breaks off ask lost() at once
 
     def has_ended(self) -> bool:
         """Whether the server is gone. Does not wait."""

@@ -144,7 +144,7 @@ class ModelHandler(Displayed, Generic[ExampleT, PredictionT, ModelT]):
         order, that depends on this example alone and can be pickled; a list of them.
 
         Called once for each row, in the process that read it, for many rows at a time and from several threads at once.
-        run_inference() is then given these values in place of the examples, and so is get_lengths(). Raise BadRowsError for
+        run_inference() is then given these values instead of the examples, and so is get_lengths(). Raise BadRowsError for
         examples that cannot be prepared, with the values of the others."""
         raise NotImplementedError
 

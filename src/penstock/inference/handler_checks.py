@@ -129,7 +129,7 @@ MODELS = {
 
 
 def handler_for(thing: object) -> str:
-    """What to do with something that is given in the place of a handler."""
+    """What to do with something that is given instead of a handler."""
     if isinstance(thing, type):
         return f"call it: {thing.__name__}(...)"
     packages = [base.__module__.partition(".")[0] for base in type(thing).__mro__]

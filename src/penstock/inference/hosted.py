@@ -157,7 +157,7 @@ class HostedSession:
         return not all(ticket is None or ticket.as_columns for ticket in tickets)
 
     def _ticket(self, number: int) -> Ticket | None:
-        """None: its bundle has ended."""
+        """None: its bundle has ended. The lock is held."""
         submitted = self._open.get(number)
         return None if submitted is None else submitted.ticket
 
@@ -214,6 +214,7 @@ class HostedSession:
             hand_in(report, self._owner.metrics, self.step, self._namespace)
 
     def _settle(self, numbers: Iterable[int]) -> None:
+        """Called with the lock held, at the end of what needs it: it is released in between."""
         settled = [number for number in numbers if number in self._open and self._open[number].ticket.settled]
         for number in settled:
             del self._open[number]

@@ -218,7 +218,7 @@ class IsolatedPreparer:
     prepared: str | None = None
 
     def __init__(self, lane: Lane, guard: Guard, model: str | None = None) -> None:
-        self._lane = lane
+        self._lane = lane  # this stream's; where models share one, Preparers.close() closes it
         self._guard = guard
         self._model = model
 

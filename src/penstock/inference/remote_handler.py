@@ -81,7 +81,7 @@ class RemoteModelHandler(ServiceHandler[ExampleT, PredictionT, Any]):
         **settings: Any,
     ) -> None:
         """namespace: of its metrics. num_retries: of a request that fails. throttle_delay_secs: to wait after a request that
-        was refused without a word on how long. retry_filter: whether an error may pass. requests_per_minute,
+        was refused without a word on how long. retry_filter: whether an error is transient. requests_per_minute,
         tokens_per_minute: of all processes of the machine together, on Ray of the cluster; without them the pace is found
         by what is refused. Tokens are those that request() tells of: see used_tokens(). max_outage_secs: without any
         answer, after which the run ends. max_concurrent_requests: threads that call request() at once in each process.

@@ -80,7 +80,7 @@ class RowFlow:
             task.add_done_callback(self._tasks.discard)
 
     def _cancel(self) -> None:
-        self._is_over = True
+        self._is_over = True  # first: a row that is cancelled looks at it
         for task in self._tasks:
             task.cancel()
 

@@ -30,7 +30,7 @@ class RunPlace:
     nodes_file: str = ""  # that says how many nodes of a cluster run the step; empty: there is one machine
 
     def shared_file(self, name: str, address: str = "") -> str | None:
-        """The path of a file that the processes share for this step, while the run goes on; None: there is no run.
+        """The path of a file that the processes share for this step, during the run; None: there is no run.
         address: of the service that it is about."""
         if not self.folder:
             return None

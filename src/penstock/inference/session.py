@@ -218,6 +218,7 @@ class InferenceSession:
         outcomes: list[Outcome] | PenstockError
         model, rows = spans[0].entry.model, batch_rows(spans, aim.rows)
         copy = self._models.lease(model)
+        # Callers are inside `with self._changed`: from here to `finally` others may submit, and run what else may leave.
         self._running += 1
         self._changed.release()
         try:
@@ -252,6 +253,7 @@ class InferenceSession:
         if not isinstance(outcomes, list):
             self._measures.failed()
             return
+        # The lock is held again: the front and the measures are guarded by it.
         seconds, times = (ended - started) / batches, 1
         if whole is not None:  # they are alike
             outcomes, times = outcomes[:1], batches
@@ -269,7 +271,7 @@ class InferenceSession:
         return copy.byte_size(rows_in_spans(one_by_one(spans, rows, 1)[0])) if is_due else None
 
     def hand_in_metrics(self) -> None:
-        """What was measured goes to the metrics now and then."""
+        """What was measured goes to the metrics now and then. The lock is held."""
         self._measures.counted(self._residents.take_counts())
         self._measures.found(self.front.search().explain())
         self._measures.used(self._models.used())

@@ -38,7 +38,7 @@ class OneModel:
     def __init__(self, residents: Residents, front: Front[Request]) -> None:
         self._residents = residents
         self._front = front
-        self._leases = 0
+        self._leases = 0  # batches that run; guarded by the sessions' lock
 
     @property
     def copy(self) -> Resident:

@@ -88,7 +88,7 @@ class InferenceSpec:
         )
 
     def batched_as(self, kwargs: Mapping[str, Any]) -> InferenceSpec:
-        """The same inference with these limits on batches, in the place of its handler's."""
+        """The same inference with these limits on batches, instead of its handler's."""
         return replace(self, limits=BatchLimits.of(kwargs, self.handler.new_shapes_cost()))
 
     def session_key(self, step: str) -> str:

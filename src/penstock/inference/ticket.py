@@ -180,7 +180,7 @@ def _is_columns(ticket: Ticket, outcome: Outcome) -> bool:
 
 
 def _give_run(ticket: Ticket, outcome: Outcome, places: range, own: range) -> None:
-    """_give() of rows that follow each other: the array whole, with anything in the place of a row that failed."""
+    """_give() of rows that follow each other: the array whole, with anything where a row failed."""
     failed = {at: failure for at, failure in outcome.failures.items() if at in own and failure is not None}
     for at, failure in failed.items():  # first: a ticket counts as settled as soon as none is missing
         ticket.fail(places.start + at - own.start, failure)

@@ -255,7 +255,7 @@ class ReadFromCsv(Read[dict[str, str]]):
     """One dict of text for each record: {column: field}. Blank lines are skipped. Files are found as by ReadFromText.
 
     The names of the columns are in the first record of each file, the same in all files, or given as `header=[names]`
-    for files without a header. Fields are quoted with '"', and may hold line ends: so each file is one piece of work, and
+    for files without a header. Fields are quoted with '"', and may hold line ends: so each file is one split, and
     many files are read at the same time, one large file is not. `multiline=False` says that no field holds a line end (it is
     an error if one does), and a large file is cut into pieces.
     """

@@ -56,14 +56,14 @@ class Source(Generic[T]):
         raise NotImplementedError
 
     def payload(self, split: Any) -> Any:
-        """What travels to the worker in place of the split, and is given to read(). In the user's process."""
+        """What travels to the worker instead of the split, and is given to read(). In the user's process."""
         return split
 
     def read(self, split: Any) -> Iterator[Block]:
         """Yield the rows of one split, in order, as non-empty lists of rows or as pyarrow Tables.
 
         Called in a worker, once for every attempt at the split; it must give the same rows each time. OSErrors count as
-        passing trouble: the split is tried again.
+        transient: the split is tried again.
         """
         raise NotImplementedError
 

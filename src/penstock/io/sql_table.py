@@ -110,7 +110,7 @@ class SqlTable:
         return list(columns)
 
     def _gone(self, connection: sa.Connection, run: str) -> str:
-        """The table that a run which goes on needs and that is not there any more, if there is such a one."""
+        """The table that a resumed run needs and that is not there any more, if there is such a one."""
         if not self._has(connection, MARKS):
             return MARKS
         is_lost = not self._has(connection, self.name) and self._rows_of(connection, run)

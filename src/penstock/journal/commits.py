@@ -134,7 +134,7 @@ class SplitBySplit(RunOutputs):
         self._journal.set_facts({"hold": False})
 
     def abandon(self, error: BaseException) -> None:
-        """What is prepared stays: the next process goes on from there."""
+        """What is prepared stays: the next process resumes from there."""
         try:
             self._clean()
         except Exception as exc:

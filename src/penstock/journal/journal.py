@@ -1,4 +1,4 @@
-"""The journal of a run: which splits there are, what became of each, and all that a later process must know to go on.
+"""The journal of a run: which splits there are, what became of each, and all that it takes to resume the run.
 
     split:  open -> prepared -> done
                     ^           ^-- its parts are published
@@ -169,7 +169,7 @@ class Journal:
             self._db.execute("DELETE FROM facts WHERE name = 'finished'")
 
     def put_files(self, files: Iterable[tuple[str, str, InputFile, str | None]]) -> None:
-        """Files, each with its role, owner and digest, in the place of what is known of them."""
+        """Files, each with its role, owner and digest, instead of what is known of them."""
         with self._db.transaction():
             self._put_files(files)
 

@@ -126,7 +126,7 @@ def _files(journal: Journal, role: str) -> list[dict[str, Any]]:
 
 
 def _versions(journal: Journal) -> dict[str, Any]:
-    """Of models that change while the run goes on: what became of versions, and which has answered which splits."""
+    """Of models that change during the run: what became of versions, and which has answered which splits."""
     answered: dict[tuple[str, str], dict[str, Any]] = {}
     for split, step, model_id, rows in journal.splits.answered():
         told = {"step": step, "model_id": without_secrets(model_id), "rows": 0, "splits": []}

@@ -79,7 +79,7 @@ class RunDir:
     ) -> None:
         with contextlib.suppress(OSError):  # there is none, or parts are kept in it
             os.rmdir(os.path.join(self.path, ASIDE))
-        self._release()
+        self._release()  # last: from here on another process may begin
 
     def journal(self) -> Journal | None:
         """The journal of the run that was begun here, if there is one."""

@@ -1,4 +1,4 @@
-"""A run for people: how it stands, also while it goes on; and whether its output is still what it wrote."""
+"""A run for people: how it stands, also while it runs; and whether its output is still what it wrote."""
 
 from __future__ import annotations
 

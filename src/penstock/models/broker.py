@@ -23,7 +23,7 @@ from penstock.models.connections import Client, Held, Lent, Model, entries_of
 from penstock.models.dispatch import Dispatch
 from penstock.models.folder_use import remove_if_unused
 from penstock.models.host_address import Address, same_user
-from penstock.models.host_batches import HostBatch, Parcel
+from penstock.models.host_batches import HostBatch, Submission
 from penstock.models.host_reports import HostReports
 from penstock.models.messages import (
     Answers,
@@ -93,7 +93,7 @@ class Broker:
         self._clients: dict[int, Client] = {}  # by number; each is here while its socket is in the selector
         self._models: dict[int, Model] = {}  # by copy; the same
         self._lent = Lent()
-        self._numbers = 0  # of clients and parcels
+        self._numbers = 0  # of clients and submissions
         self._restarts = 0
         self._reports = HostReports(spec)
         self._over = False  # serve() returns, after what is in hand
@@ -102,6 +102,7 @@ class Broker:
         """Until the last client has gone, somebody says so, or the model cannot be had."""
         while not self._over:
             now = time.monotonic()
+            # Once for all that was heard in a round: what waits together may leave together.
             for command in self._dispatch.decide(now):
                 self._do(command)
             if self._over:
@@ -169,6 +170,7 @@ class Broker:
         client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
         self._dispatch.joined(client.number)
         client.line.send(Welcome(os.getpid()))
+        # If the broker is killed, clients end the process groups of its models: see HostClient._reconnected().
         for model in self._models.values():
             client.line.send(Started(model.process.pid))
 
@@ -183,7 +185,7 @@ class Broker:
         how = owner.bury()
         for client in self._clients.values():
             client.line.send(Ended(owner.process.pid))  # after bury(): until then a client may have to kill the group
-        self._lent.lost(owner)
+        self._lent.lost(owner)  # it refers to no rows any more: their owners may use the memory again
         was_killed = owner.killed_because is not None
         self._reports.restarted(self._dispatch.at_work(owner.copy))
         commands = self._dispatch.died(owner.copy, how, from_outside=owner.killed_from_outside)
@@ -204,27 +206,30 @@ class Broker:
 
     def _from_client(self, client: Client, message: Any, fds: list[int]) -> None:
         if isinstance(message, Submit):
+            # A number of the broker's: tickets are numbered by each client for itself.
             self._numbers += 1
-            client.parcels[message.ticket] = self._numbers
+            client.submissions[message.ticket] = self._numbers
             held = Held(message.payload, fds, message.how)  # the descriptor is its own from here on
             self._lent.owns(message.payload, client)
-            parcel = Parcel(self._numbers, client.number, message.lane, message.ticket, held)
+            submission = Submission(self._numbers, client.number, message.lane, message.ticket, held)
             now = time.monotonic()
             if self._dispatch.keyed is not None:
                 self._dispatch.keyed.files.update(message.files)
-            for entry in entries_of(message, parcel):
+            for entry in entries_of(message, submission):
                 self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):
-            if message.ticket is None or message.ticket in client.parcels:
-                parcel_number = None if message.ticket is None else client.parcels[message.ticket]
-                self._dispatch.parcels.waits((client.number, message.lane), parcel_number)
+            if message.ticket is None or message.ticket in client.submissions:
+                submission_number = None if message.ticket is None else client.submissions[message.ticket]
+                self._dispatch.submissions.waits((client.number, message.lane), submission_number)
         elif isinstance(message, Goes):
-            self._dispatch.parcels.goes((client.number, message.lane))
+            self._dispatch.submissions.goes((client.number, message.lane))
         elif isinstance(message, Join):
             self._dispatch.opened(client.number, message.lane, message.model)
         elif isinstance(message, Leave):
             self._dispatch.closed(client.number, message.lane)
-            client.parcels = {t: number for t, number in client.parcels.items() if self._dispatch.parcels.is_left(number)}
+            client.submissions = {
+                t: number for t, number in client.submissions.items() if self._dispatch.submissions.is_left(number)
+            }
         elif isinstance(message, Freed):
             self._lent.freed(message)
         elif isinstance(message, Shutdown):
@@ -347,13 +352,14 @@ class Broker:
         fds: list[int] = []
         needed = {span.entry.item.number for span in batch.spans}
         # What it holds that no batch needs any more, of any copy: told with the next batch, not by a message of its own.
-        done = [number for number in model.sent - needed if not self._dispatch.parcels.is_left(number)]
+        done = [number for number in model.sent - needed if not self._dispatch.submissions.is_left(number)]
         model.sent.difference_update(done)
+        # Rows go to a process once, with the first batch that needs some of them, and stay there until they are in `done`.
         for span in batch.spans:
-            parcel = span.entry.item
-            if parcel.number not in model.sent:
-                model.sent.add(parcel.number)
-                held: Held = parcel.content
+            submission = span.entry.item
+            if submission.number not in model.sent:
+                model.sent.add(submission.number)
+                held: Held = submission.content
                 payload = held.payload
                 if isinstance(payload, SegmentRef):
                     assert held.fd is not None
@@ -363,7 +369,7 @@ class Broker:
                     self._lent.lend(payload, model)
                     payload = payload._replace(at=len(fds))
                     fds.append(held.fd)
-                new.append((parcel.number, payload, held.how))
+                new.append((submission.number, payload, held.how))
         pieces = [(span.entry.item.number, span.start, span.stop) for span in batch.spans]
         readers = [span.entry.item.client for span in batch.spans]
         model.line.send(RunRows(batch.number, pieces, readers, new, done, batch.final, batch.model), fds)
@@ -376,9 +382,9 @@ class Broker:
                 found.setdefault(entry.item.client, []).append((entry.item.ticket, start, stop))
         for number, pieces in found.items():
             for ticket in {ticket for ticket, _, _ in pieces}:
-                parcel = self._clients[number].parcels.get(ticket)
-                if parcel is not None and not self._dispatch.parcels.is_left(parcel):
-                    del self._clients[number].parcels[ticket]
+                submission = self._clients[number].submissions.get(ticket)
+                if submission is not None and not self._dispatch.submissions.is_left(submission):
+                    del self._clients[number].submissions[ticket]
         return [(self._clients[number], pieces) for number, pieces in found.items()]
 
     def _refuse_all(self, error: ErrorReport) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.batching.entry import Entry
-from penstock.models.host_batches import Parcel
+from penstock.models.host_batches import Submission
 from penstock.models.messages import Freed, HostSpec, Payload, Submit
 from penstock.transport.channel import Frames, frame
 from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
@@ -34,12 +34,12 @@ class Held:
             os.close(self.fd)
 
 
-def entries_of(message: Submit, parcel: Parcel) -> list[Entry[Parcel]]:
+def entries_of(message: Submit, submission: Submission) -> list[Entry[Submission]]:
     """The rows of a submitted block; of many models, those for each of them."""
     parts: Sequence[tuple[str | None, int, int]] = message.parts or [(None, 0, message.rows)]
     return [
         Entry(
-            parcel,
+            submission,
             stop,
             start=start,
             weights=message.weights,
@@ -148,7 +148,7 @@ class Client:
     def __init__(self, number: int, sock: socket.socket, selector: selectors.BaseSelector) -> None:
         self.number = number
         self.line = Connection(sock, selector, self)
-        self.parcels: dict[int, int] = {}  # ticket -> parcel, while it is not answered
+        self.submissions: dict[int, int] = {}  # ticket -> submission, while it is not answered
 
 
 class Model:
@@ -156,7 +156,7 @@ class Model:
 
     def __init__(self, copy: int, spec: HostSpec, selector: selectors.BaseSelector, dumps: bool) -> None:
         self.copy = copy
-        self.sent: set[int] = set()  # parcels whose rows it has
+        self.sent: set[int] = set()  # submissions whose rows it has
         self.killed_because: str | None = None
         self.killed_from_outside = False  # known after bury()
         self.last_word: str | None = None  # of a process that ends by itself, why
@@ -173,7 +173,7 @@ class Model:
         self.pidfd = open_pidfd(self.process.pid)  # a death is seen by it also if a grandchild holds the socket open
         if self.pidfd is not None:
             selector.register(self.pidfd, selectors.EVENT_READ, self)
-        self.line.send(spec.program)
+        self.line.send(spec.program)  # what it waits for, before anything else: see serve() in server.py
 
     def kill(self, why: str | None = None) -> None:
         self.killed_because = why

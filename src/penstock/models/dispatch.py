@@ -17,7 +17,7 @@ from penstock.batching.entry import Entry
 from penstock.failures import OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.commands import Command, End, GiveUp, KillCopy, RunBatch, StartCopy
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Copy, HostBatch, Parcel, Parcels, first_fresh
+from penstock.models.host_batches import Copy, HostBatch, Submission, Submissions, first_fresh
 from penstock.models.hunt import rows_of, spans_of
 from penstock.models.keyed_models import KeyedModels, Refusal, leaky
 from penstock.models.messages import HostSpec
@@ -41,9 +41,9 @@ class Dispatch:
         self.keyed: KeyedModels | None = None  # of a host for many models
         if spec.budget is not None:
             self.keyed = KeyedModels(spec, self.fronts, self._copies, again)
-        self.parcels = Parcels(self.fronts, self.front.add if self.keyed is None else self.keyed.add)
+        self.submissions = Submissions(self.fronts, self.front.add if self.keyed is None else self.keyed.add)
         self._numbers = itertools.count(1)
-        self._again = Reruns(again, self.parcels, self._numbers, retry_safe=spec.retry_safe)
+        self._again = Reruns(again, self.submissions, self._numbers, retry_safe=spec.retry_safe)
         self._clients: set[int] = set()
         self._pending: list[Command] = []
         self._moved = ""  # what became of the model that a process died of
@@ -70,12 +70,12 @@ class Dispatch:
 
     def closed(self, client: int, lane: int) -> None:
         """What waits from there is forgotten; what runs, runs for nobody."""
-        if self.parcels.close((client, lane)) and self.keyed is not None:
+        if self.submissions.close((client, lane)) and self.keyed is not None:
             self.keyed.discard((client, lane))
         self._pending += self._again.forget_unwanted()
 
-    def submitted(self, entry: Entry[Parcel], now: float) -> None:
-        self.parcels.submitted(entry, now)
+    def submitted(self, entry: Entry[Submission], now: float) -> None:
+        self.submissions.submitted(entry, now)
 
     # What processes do.
 
@@ -108,7 +108,7 @@ class Dispatch:
         batch = self._copies[copy].pop(number)
         if batch is not None:
             self._copies[copy].begin(now)
-            self.parcels.settle(batch.spans)
+            self.submissions.settle(batch.spans)
             if batch.hunt is not None:
                 self._pending += self._again.follow(batch.hunt.known(failed))
             if self.keyed is not None:
@@ -129,11 +129,11 @@ class Dispatch:
         for other in held.batches:  # innocent: they go on elsewhere
             other.started = None
         if batch.hunt is not None:
-            self.parcels.settle(batch.hunt.answered_but(left))
+            self.submissions.settle(batch.hunt.answered_but(left))
             steps = batch.hunt.exhausted(NOT_ENOUGH)
         else:
             rows, again = rows_of(batch.spans), set(left)
-            self.parcels.settle(spans_of(row for at, row in enumerate(rows) if at not in again))
+            self.submissions.settle(spans_of(row for at, row in enumerate(rows) if at not in again))
             steps = self._again.hunt(HostBatch(0, spans_of(rows[at] for at in left)), OUT_OF_MEMORY, NOT_ENOUGH)
         kill = KillCopy(copy, f"it had no memory left for {rows_told(len(left))}, which a fresh one may have")
         return batch, [kill, *self._again.follow(steps)]

@@ -1,4 +1,4 @@
-"""What a host passes around: parcels of rows, batches of them, and which rows are still to be answered. Pure."""
+"""What a host passes around: submissions of rows, batches of them, and which rows are still to be answered. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Lane: TypeAlias = tuple[int, int]  # the client, and a lane of its own
 
 
-class Parcel(NamedTuple):
+class Submission(NamedTuple):
     """Rows that a client submitted together: what the front carries."""
 
     number: int
@@ -28,7 +28,7 @@ class Parcel(NamedTuple):
 @dataclass(eq=False)
 class HostBatch:
     number: int
-    spans: list[Span[Parcel]]
+    spans: list[Span[Submission]]
     aim: Aim | None = None  # that it was cut for; None: it runs again, and teaches nothing about sizes
     deaths: int = 0  # of processes that held this batch alone
     crowd_deaths: int = 0  # of processes that ran many others beside it
@@ -89,27 +89,27 @@ class Copy:
         return batch
 
 
-class Parcels:
-    """The parcels of all lanes of a host, until they are answered. A lane waits until one of them is."""
+class Submissions:
+    """The submissions of all lanes of a host, until they are answered. A lane waits until one of them is."""
 
-    def __init__(self, fronts: Fronts, add: Callable[[Entry[Parcel], Lane, float], None]) -> None:
+    def __init__(self, fronts: Fronts, add: Callable[[Entry[Submission], Lane, float], None]) -> None:
         """add: where rows go first."""
         self._fronts = fronts
         self._add = add
-        self._waits_for: dict[Lane, int | None] = {}  # a parcel; None: the lane says itself when it goes on
-        self._left: dict[int, int] = {}  # rows of a parcel that are not answered
+        self._waits_for: dict[Lane, int | None] = {}  # a submission; None: the lane says itself when it goes on
+        self._left: dict[int, int] = {}  # rows of a submission that are not answered
         self._of: dict[Lane, set[int]] = {}  # of a lane, those that are not answered
 
-    def submitted(self, entry: Entry[Parcel], now: float) -> None:
+    def submitted(self, entry: Entry[Submission], now: float) -> None:
         lane = entry.item.client, entry.item.lane
         self._left[entry.item.number] = self._left.get(entry.item.number, 0) + entry.stop - entry.start
         self._of.setdefault(lane, set()).add(entry.item.number)
         self._add(entry, lane, now)
 
-    def waits(self, lane: Lane, parcel: int | None) -> None:
-        """The lane adds nothing until the rows of this parcel are answered; or, for None, until it goes on."""
-        if lane in self._fronts.lanes and (parcel is None or parcel in self._left):
-            self._waits_for[lane] = parcel
+    def waits(self, lane: Lane, submission: int | None) -> None:
+        """The lane adds nothing until the rows of this submission are answered; or, for None, until it goes on."""
+        if lane in self._fronts.lanes and (submission is None or submission in self._left):
+            self._waits_for[lane] = submission
             self._fronts.waits(lane)
 
     def goes(self, lane: Lane) -> None:
@@ -126,15 +126,15 @@ class Parcels:
             self._left.pop(number, None)
         return bool(numbers)
 
-    def is_left(self, parcel: int) -> bool:
-        """Whether some rows of a parcel are still to be answered."""
-        return parcel in self._left
+    def is_left(self, submission: int) -> bool:
+        """Whether some rows of a submission are still to be answered."""
+        return submission in self._left
 
-    def are_wanted(self, spans: Iterable[Span[Parcel]]) -> bool:
+    def are_wanted(self, spans: Iterable[Span[Submission]]) -> bool:
         """Whether some of these rows are."""
         return any(span.entry.item.number in self._left for span in spans)
 
-    def settle(self, spans: Iterable[Span[Parcel]]) -> None:
+    def settle(self, spans: Iterable[Span[Submission]]) -> None:
         """These rows are answered, or have failed."""
         for entry, start, stop in spans:
             number, lane = entry.item.number, (entry.item.client, entry.item.lane)

@@ -10,17 +10,17 @@ from penstock.batching.entry import Entry, Span
 from penstock.batching.isolation import Blame, isolate
 from penstock.failures import OUT_OF_MEMORY, TIMED_OUT
 from penstock.models.commands import BreakBatch
-from penstock.models.host_batches import HostBatch, Parcel
+from penstock.models.host_batches import HostBatch, Submission
 
 Steps: TypeAlias = list[HostBatch | BreakBatch]  # rows that nobody will answer, and the part that runs next
-Row: TypeAlias = tuple[Entry[Parcel], int]
+Row: TypeAlias = tuple[Entry[Submission], int]
 
 
 class Hunt:
-    """One batch's. `numbers`: for the batches that its parts are. `is_left`: whether rows of a parcel are still wanted."""
+    """One batch's. `numbers`: for the batches that its parts are. `is_left`: whether rows of a submission are wanted."""
 
     def __init__(
-        self, spans: Sequence[Span[Parcel]], kind: str, how: str, numbers: Iterator[int], is_left: Callable[[int], bool]
+        self, spans: Sequence[Span[Submission]], kind: str, how: str, numbers: Iterator[int], is_left: Callable[[int], bool]
     ) -> None:
         self.rows = rows_of(spans)
         self._kind = kind
@@ -51,7 +51,7 @@ class Hunt:
         self._kind = kind
         return self._go_on(how)
 
-    def answered_but(self, left: Iterable[int]) -> list[Span[Parcel]]:
+    def answered_but(self, left: Iterable[int]) -> list[Span[Submission]]:
         """The rows of the part that were answered, before its process had no memory left for these."""
         rows = set(left)
         known = [row for at, row in enumerate(self._running) if at not in rows]
@@ -110,18 +110,18 @@ class Hunt:
         self._unknown.difference_update(left)
         return [BreakBatch(HostBatch(next(self._numbers), self._spans(left)), self._kind, how)] if left else []
 
-    def _spans(self, rows: Iterable[int]) -> list[Span[Parcel]]:
+    def _spans(self, rows: Iterable[int]) -> list[Span[Submission]]:
         return spans_of(self.rows[row] for row in rows)
 
 
-def rows_of(spans: Iterable[Span[Parcel]]) -> list[Row]:
+def rows_of(spans: Iterable[Span[Submission]]) -> list[Row]:
     """Each row by itself: its entry, and its place there."""
     return [(entry, at) for entry, start, stop in spans for at in range(start, stop)]
 
 
-def spans_of(rows: Iterable[Row]) -> list[Span[Parcel]]:
+def spans_of(rows: Iterable[Row]) -> list[Span[Submission]]:
     """These rows, neighbours together."""
-    spans: list[Span[Parcel]] = []
+    spans: list[Span[Submission]] = []
     for entry, at in rows:
         if spans and spans[-1].entry is entry and spans[-1].stop == at:
             spans[-1] = Span(entry, spans[-1].start, at + 1)

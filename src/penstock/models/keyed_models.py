@@ -18,7 +18,7 @@ from penstock.batching.entry import Entry
 from penstock.failures import LOADING, OUT_OF_MEMORY
 from penstock.models.commands import KillCopy, LoadModel, UnloadModel
 from penstock.models.fronts import Fronts
-from penstock.models.host_batches import Copy, HostBatch, Lane, Parcel, first_fresh
+from penstock.models.host_batches import Copy, HostBatch, Lane, Submission, first_fresh
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import Admit, Copies, LoadNow, Refuse, Residency, UnloadNow
 from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
@@ -28,7 +28,7 @@ class Refusal(NamedTuple):
     """Nobody will answer the rows of a model: these, and those whose batches were to run again."""
 
     model: Model
-    entries: list[Entry[Parcel]]
+    entries: list[Entry[Submission]]
     kind: str
     message: str
     error: LoadFailed | None = None
@@ -45,7 +45,7 @@ class KeyedModels(Copies):
         self._again = again
         self.files: dict[Model, int] = {}  # bytes of their files, as clients have told
         rules: dict[str, Any] = {"copies": spec.copies, "apart": True, "doing": self}
-        self.residency: Residency[Parcel] = Residency(
+        self.residency: Residency[Submission] = Residency(
             spec.budget, self.is_in_use, files=lambda model: self.files.get(model, 0), **rules
         )
         self._why: dict[Model, LoadFailed | str] = {}  # of models whose last load failed
@@ -53,7 +53,7 @@ class KeyedModels(Copies):
 
     # What happens.
 
-    def add(self, entry: Entry[Parcel], lane: Lane, now: float) -> None:
+    def add(self, entry: Entry[Submission], lane: Lane, now: float) -> None:
         entry.owner = lane
         copy = self.residency.add(entry, now)
         if copy is not None:
@@ -194,7 +194,7 @@ class KeyedModels(Copies):
             self._fronts.all[step.copy].add(entry, entry.owner, now)
         return None
 
-    def _refusal(self, model: Model, entries: list[Entry[Parcel]], too_large: bool) -> Refusal:
+    def _refusal(self, model: Model, entries: list[Entry[Submission]], too_large: bool) -> Refusal:
         if too_large:
             message = told_too_large(model, self.residency.uses[model].bytes, self.residency.budget)
             return Refusal(model, entries, OUT_OF_MEMORY, message)

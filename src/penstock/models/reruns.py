@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from penstock.batching.entry import Span
 from penstock.failures import CRASHED
 from penstock.models.commands import BreakBatch, Command
-from penstock.models.host_batches import HostBatch, Parcels
+from penstock.models.host_batches import HostBatch, Submissions
 from penstock.models.hunt import Hunt, Steps
 from penstock.models.keyed_models import Refusal
 from penstock.models.uses import of_key
@@ -22,15 +22,17 @@ CROWD = 8  # batches: where more run at once, a first death of their process mak
 class Reruns:
     """`waiting`: the batches, the next one first. `numbers`: of batches."""
 
-    def __init__(self, waiting: deque[HostBatch], parcels: Parcels, numbers: Iterator[int], *, retry_safe: bool) -> None:
+    def __init__(
+        self, waiting: deque[HostBatch], submissions: Submissions, numbers: Iterator[int], *, retry_safe: bool
+    ) -> None:
         self.waiting = waiting
-        self._parcels = parcels
+        self._submissions = submissions
         self._numbers = numbers
         self._retry_safe = retry_safe
 
     def forget_unwanted(self) -> list[Command]:
         """Those of which nobody wants a row any more."""
-        dropped = [batch for batch in self.waiting if not self._parcels.are_wanted(batch.spans)]
+        dropped = [batch for batch in self.waiting if not self._submissions.are_wanted(batch.spans)]
         for batch in dropped:
             self.waiting.remove(batch)
         hunts = [batch.hunt for batch in dropped if batch.hunt is not None]
@@ -45,7 +47,7 @@ class Reruns:
                 batch.crowd_deaths += len(ran) > CROWD
                 batch.suspect |= len(ran) <= CROWD or batch.crowd_deaths >= HUNT_AFTER
                 batch.deaths += alone
-            if not self._parcels.are_wanted(batch.spans) and batch.hunt is None:
+            if not self._submissions.are_wanted(batch.spans) and batch.hunt is None:
                 continue
             if batch not in ran or (not alone and self._retry_safe) or self._is_to_run_again(batch):
                 self.waiting.appendleft(batch)
@@ -62,7 +64,7 @@ class Reruns:
         return self.follow(self.hunt(batch, kind, how))
 
     def hunt(self, batch: HostBatch, kind: str, how: str) -> Steps:
-        return Hunt(batch.spans, kind, how, self._numbers, self._parcels.is_left).begin()
+        return Hunt(batch.spans, kind, how, self._numbers, self._submissions.is_left).begin()
 
     def follow(self, steps: Steps) -> list[Command]:
         """What a hunt says: parts run before anything else; rows that nobody will answer are settled."""
@@ -71,7 +73,7 @@ class Reruns:
             if isinstance(step, HostBatch):
                 self.waiting.appendleft(step)
             else:
-                self._parcels.settle(step.batch.spans)
+                self._submissions.settle(step.batch.spans)
                 commands.append(step)
         return commands
 

@@ -86,7 +86,7 @@ class Served(Protocol):
         """Whether the last load of one of many models, which has raised this, failed for the lack of memory."""
 
     def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
-        """The outcome with failures in the place of answers that cannot be sent; None where that helps nothing."""
+        """The outcome with failures instead of answers that cannot be sent; None where that helps nothing."""
 
     step: str
     device_bytes: int | None  # that they may take, if they are on a device; known after open()
@@ -160,7 +160,7 @@ class _Server:
             return
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        self._send(loaded)
+        self._send(loaded)  # the broker sends rows only after this
         # Daemons all: this process ends by os._exit() when the broker is gone, whatever they are in.
         threading.Thread(target=self._listen, args=[served], daemon=True).start()
         for _ in range(LOADS_AT_ONCE if served.many else 0):

@@ -92,7 +92,7 @@ class VersionFiles:
             found = os.stat(f"{self.stem}.versions")
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns  # another file each time: see _put()
 
     def wanted(self) -> dict[str, Wanted]:
         try:
@@ -130,6 +130,7 @@ class VersionFiles:
     def is_first_to_tell(self, version: int, what: str) -> bool:
         """Whether no other process has told of what became of it: where there is no coordinator, the first one does."""
         try:
+            # O_EXCL: of processes that try at once, the system lets one make it.
             os.close(os.open(f"{self.stem}.{version}.{what}", os.O_CREAT | os.O_EXCL, 0o600))
         except OSError:
             return False
@@ -206,4 +207,4 @@ def _put(path: str, told: Any) -> None:
     new = f"{path}.{os.getpid()}-{threading.get_ident()}.new"  # two that write at once do not share it
     with open(new, "w", encoding="utf-8") as file:
         json.dump(told, file)
-    os.replace(new, path)
+    os.replace(new, path)  # whole or not at all: whoever reads takes no lock

@@ -1,4 +1,4 @@
-"""The versions of a model that changes while a run goes on: which one is wanted, and what becomes of a new one. Pure.
+"""The versions of a model that changes during a run: which one is wanted, and what becomes of a new one. Pure.
 
 A version never changes, and has a number: 0 is the model that the handler itself describes. Those who hold models follow
 what is wanted; whether a version on trial is any good is decided here, for all of them.

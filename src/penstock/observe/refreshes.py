@@ -1,4 +1,4 @@
-"""What becomes of the versions of models that change while a run goes on."""
+"""What becomes of the versions of models that change during a run."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class RunResult(Displayed):
     splits: int = 0
     splits_before: int = 0  # of them, those that earlier processes have done, where the run was resumed
     rows_before: int = 0  # of the sources' rows, those that these splits had
-    retries: int = 0  # splits that ran again, after a death or passing trouble
+    retries: int = 0  # splits that ran again, after a death or a transient error
     worker_deaths: int = 0
     was_finished: bool = False  # an earlier process had finished the run, so that nothing was left to do
 

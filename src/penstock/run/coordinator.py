@@ -231,18 +231,21 @@ class Coordinator:
     def _lost(self, worker: int, lost: Lost) -> None:
         task = self._scheduler.task_lost(worker, lost.task)
         self._forget(task)
+        # Without its input there is nothing to run: what made it runs first, and gives this task its rows again.
         if lost.was_input and self._payload_of(task) is not None:
             self._losses.make_again(task)
         else:
             self._scheduler.again(task)
 
     def _died(self, worker: int, died: Died) -> None:
+        # What it has measured since its last Done is of splits that run again, and are measured again.
         self.tally.running_metrics.pop(worker, None)
         if self._scheduler.is_starting(worker):
             if not self._scheduler.start_failed(worker, killed=died.killed, blameless=died.blameless):
                 raise WorkerDiedError(f"worker processes cannot be started: {died.how}; what they printed is above")
             return
         fatal = self._scheduler.worker_died(worker, time.monotonic(), blameless=died.blameless)
+        # Those that it held: worker_died() has queued them again, or given up on one.
         for task in [task for task in self.running.values() if not self._scheduler.is_running(task.id)]:
             self._forget(task)
         if fatal is not None:

@@ -25,7 +25,7 @@ class Shipping(Shipment, Protocol):
         """The bundle has failed, before or after seal(): release what was made."""
 
 
-class Executor:
+class SplitRunner:
     """Runs splits one after another, with its own copies of the stages. Used by one thread.
 
     `ship` makes the way out of a bundle, `report` what is said of an error: how both leave this process is the fleet's.

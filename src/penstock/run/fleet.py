@@ -156,7 +156,7 @@ class Fleet(Protocol):
 class FleetSpec:
     """What a fleet is made of."""
 
-    programs: Mapping[int, bytes]  # the stages, pickled, as Executor takes them
+    programs: Mapping[int, bytes]  # the stages, pickled, as SplitRunner takes them
     pools: Pools
     around: Surroundings  # of every worker, but for the number of its neighbours
     folders: Sequence[str] = ()  # of this machine, to be removed if this process is killed

@@ -1,4 +1,4 @@
-"""Models that change while a run goes on, as the user's process sees it.
+"""Models that change during a run, as the user's process sees it.
 
     what gives versions (a folder that is watched, a branch of the pipeline)
         -> each row is a version: a rollout says what is wanted now (models/versions.py)
@@ -263,7 +263,8 @@ class _ChangingModel:
 
 
 class _Branch:
-    """What gives versions: looks at what is watched, and runs the steps behind it over what is new."""
+    """What gives versions: looks at what is watched, and runs the steps behind it over what is new. Used by one thread at a
+    time, without a lock: by that which opens the run, and then by its own."""
 
     def __init__(self, graph: Graph, run: Callable[[Graph], Sequence[Any]]) -> None:
         self._graph = graph

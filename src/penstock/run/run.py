@@ -123,6 +123,7 @@ class Run:
                     is_publishing = True
                     outputs.publish(tally.counts)
             except BaseException as exc:
+                # Else parts may be visible already: nothing is removed then, and the error says where the others are.
                 if not is_publishing:
                     outputs.abandon(exc)
                 raise
@@ -161,7 +162,7 @@ class Run:
             if refresh.error is not None:
                 raise refresh.error from exc
             raise
-        finally:
+        finally:  # after `with refresh`, which has read all that workers have reported
             outputs.refreshed(refresh.take_events())
         refresh.count_in(tally.metrics)
 
@@ -199,10 +200,10 @@ class Run:
         try:
             with shown(_painter(self._job.options.progress), self.progress):
                 coordinator.run()
-            fleet.close()
+            fleet.close()  # workers tear down their steps; after an error they are killed
         except BaseException:
             fleet.kill()
-            coordinator.abandon()
+            coordinator.abandon()  # after the workers: they read what lies between the stages
             raise
 
 

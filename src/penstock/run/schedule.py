@@ -47,7 +47,7 @@ class Task:
     locality: Locality = ANYWHERE
     made: Mapping[Any, int] = field(default_factory=dict)  # rows that it gave to each task of which it is the maker
     attempt: int = 0  # how many times it was started
-    troubles: int = 0  # deaths alone and passing errors: up to ATTEMPTS
+    troubles: int = 0  # deaths alone and transient errors: up to ATTEMPTS
     errors: int = 0  # of a step's own code: up to bundle_attempts
     suspect: bool = False  # its worker died while it ran beside others
     not_before: float = 0.0
@@ -132,7 +132,7 @@ class _Stage:
 
 
 class Scheduler:
-    """Everything that is decided while a run goes on. `stages`: the pool of each, and the stages that it feeds."""
+    """Everything that is decided during a run. `stages`: the pool of each, and the stages that it feeds."""
 
     def __init__(
         self, stages: Sequence[tuple[int, Sequence[int]]], pools: Mapping[int, PoolSize], *, bundle_attempts: int = 1

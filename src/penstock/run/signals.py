@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on."""
+"""Ctrl-C and SIGTERM during a run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from penstock.inference.sessions import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed_or_kept
-from penstock.run.execute import Executor
+from penstock.run.execute import SplitRunner
 from penstock.run.fleet import Event, Ready, Work, WorkerProgress
 from penstock.transport.reports import ErrorReport
 
@@ -21,12 +21,12 @@ class InlineFleet:
 
     def __init__(self, programs: Mapping[int, bytes], threads: int, around: Surroundings) -> None:
         self._sessions = ProcessSessions(Metrics(), around)
-        self._executors = [Executor(programs, self._sessions, packed_or_kept, ErrorReport.here) for _ in range(threads)]
+        self._runners = [SplitRunner(programs, self._sessions, packed_or_kept, ErrorReport.here) for _ in range(threads)]
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # from the coordinator; None: a thread ends
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: somebody called wake()
         self._worker = 0  # its number; the coordinator's thread's own
         # Daemons: one that is in the user's code when a run is killed must not keep the process.
-        self._threads = [threading.Thread(target=self._serve, args=[e], daemon=True) for e in self._executors if threads > 1]
+        self._threads = [threading.Thread(target=self._serve, args=[e], daemon=True) for e in self._runners if threads > 1]
         for thread in self._threads:
             thread.start()
 
@@ -65,21 +65,21 @@ class InlineFleet:
         if not self._threads and self._events.empty() and not self._work.empty():
             work = self._work.get()
             assert work is not None
-            return self._executors[0].run(work)
+            return self._runners[0].run(work)
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:  # the threads write work and rows_done, and are not waited for
-            rows = {work.task: e.rows_done for e in self._executors if (work := e.work) is not None}
+            rows = {work.task: e.rows_done for e in self._runners if (work := e.work) is not None}
             return WorkerProgress(rows) if rows else None
 
     def _end_threads(self) -> None:
         for _ in self._threads:
             self._work.put(None)
-        if not self._threads:  # else each closes its own executor: steps are torn down on the thread that ran them
-            for executor in self._executors:
-                executor.close()
+        if not self._threads:  # else each closes its own runner: steps are torn down on the thread that ran them
+            for runner in self._runners:
+                runner.close()
 
-    def _serve(self, executor: Executor) -> None:
+    def _serve(self, runner: SplitRunner) -> None:
         while (work := self._work.get()) is not None:
-            self._events.put(executor.run(work))
-        executor.close()
+            self._events.put(runner.run(work))
+        runner.close()

@@ -25,7 +25,7 @@ from penstock.inference.sessions import ProcessSessions
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.run.chunks import packed
-from penstock.run.execute import Executor
+from penstock.run.execute import SplitRunner
 from penstock.run.fleet import Done, Failed, Ready, Work, WorkerProgress
 from penstock.run.garbage import seldom_collected
 from penstock.transport.channel import Channel
@@ -63,8 +63,9 @@ class _WorkerSide:
         self._sessions = sessions
         self._programs: dict[int, bytes] = {}  # written by the main thread, before any work that needs them is queued
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()  # None: a thread ends
-        self._executors = [Executor(self._programs, self._sessions, packed) for _ in range(threads)]
-        self._threads = [threading.Thread(target=self._run, args=[executor]) for executor in self._executors]
+        # One for each thread, and that thread's own; the main thread reads how far they are: see _tell_progress().
+        self._runners = [SplitRunner(self._programs, self._sessions, packed) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, args=[runner]) for runner in self._runners]
 
     def serve(self) -> None:
         for thread in self._threads:
@@ -95,18 +96,18 @@ class _WorkerSide:
             thread.join()
         self._sessions.close()  # last: threads that run splits use its models
 
-    def _run(self, executor: Executor) -> None:
+    def _run(self, runner: SplitRunner) -> None:
         try:
             while (work := self._queue.get()) is not None:
-                self._run_one(executor, work)
-            executor.close()  # on the thread that ran the steps
+                self._run_one(runner, work)
+            runner.close()  # on the thread that ran the steps
         except BaseException:  # a thread that ends unseen would leave the coordinator waiting
             with contextlib.suppress(Exception):
                 traceback.print_exc()
             os._exit(1)
 
-    def _run_one(self, executor: Executor, work: Work) -> None:
-        event = executor.run(work)
+    def _run_one(self, runner: SplitRunner, work: Work) -> None:
+        event = runner.run(work)
         try:
             self._tell(event)
         except Exception as exc:  # a sink's token that cannot be pickled, say
@@ -127,7 +128,7 @@ class _WorkerSide:
 
     def _tell_progress(self) -> None:
         """Unless a thread is sending: this thread must go on receiving, or both sides could wait for each other."""
-        rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
+        rows = {work.task: runner.rows_done for runner in self._runners if (work := runner.work) is not None}
         if rows and self._sending.acquire(blocking=False):
             try:
                 self._send_now(WorkerProgress(rows, self._sessions.drain_metrics()), ())

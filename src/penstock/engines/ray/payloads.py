@@ -36,7 +36,7 @@ class InStore:
     locality: ClassVar[Locality] = ANYWHERE
 
     def read(self) -> Iterator[Block]:
-        yield from unpack(memoryview(bytearray(self.buffer)))
+        yield from unpack(memoryview(bytearray(self.buffer)))  # a copy, which steps may change
 
     def release(self) -> None: ...
 
@@ -48,7 +48,7 @@ class StorePayload:
     rows: int
     size: int
     locality: Locality
-    ref: Any
+    ref: Any  # in the driver alone, which owns the rows by it; None in a worker
 
     def read(self) -> Any:
         return InStore(import_ray().get(self.ref), self.rows, self.size).read()

@@ -21,7 +21,7 @@ from penstock.models.messages import HostSpec
 from penstock.models.place import Surroundings
 from penstock.observe.metrics import Metrics
 from penstock.remote.nodes import tell
-from penstock.run.execute import Executor
+from penstock.run.execute import SplitRunner
 from penstock.run.fleet import Done, Failed, Work, WorkerProgress
 from penstock.run.pools import Machine, Pool, room_for
 from penstock.transport.interpreters import thread_variables
@@ -73,8 +73,9 @@ class RayWorker:
         self._changed = threading.Condition()  # guards the keeper; notified by settle(), for _start_host()
         # From Ray's threads to ours; each waits for its future. None: a thread ends.
         self._queue: queue.SimpleQueue[tuple[Work, Future[Done | Failed]] | None] = queue.SimpleQueue()
-        self._executors = [Executor(programs, self._sessions, shipped) for _ in range(pool.size.slots)]
-        self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._executors]
+        # One for each thread of ours; Ray's, in progress(), read how far they are.
+        self._runners = [SplitRunner(programs, self._sessions, shipped) for _ in range(pool.size.slots)]
+        self._threads = [threading.Thread(target=self._serve, args=[each], daemon=True) for each in self._runners]
         for thread in self._threads:
             thread.start()
 
@@ -91,6 +92,7 @@ class RayWorker:
         with self._changed:  # splits may be running: a host may be waited for
             self._keeper = keeper
             self._changed.notify_all()
+        # No lock: it is replaced whole, and a session that is opened meanwhile sees the one or the other.
         self._sessions.around = replace(self._sessions.around, gpus=gpus)
         start_hosts_by(self._start_host)
         return self.where()
@@ -128,7 +130,7 @@ class RayWorker:
             yield buffers.pop(0)
 
     def progress(self) -> WorkerProgress:
-        rows = {work.task: executor.rows_done for executor in self._executors if (work := executor.work) is not None}
+        rows = {work.task: runner.rows_done for runner in self._runners if (work := runner.work) is not None}
         return WorkerProgress(rows, self._sessions.drain_metrics() if rows else Metrics())
 
     def leave(self) -> None:
@@ -140,14 +142,14 @@ class RayWorker:
         self._sessions.close()  # after the threads, which use its models
         self._use.leave()  # last: the sessions' files are in the folder
 
-    def _serve(self, executor: Executor) -> None:
+    def _serve(self, runner: SplitRunner) -> None:
         while (given := self._queue.get()) is not None:
             work, answer = given
             try:
-                answer.set_result(executor.run(work))
+                answer.set_result(runner.run(work))
             except BaseException as exc:  # whoever waits must hear of it
                 answer.set_exception(exc)
-        executor.close()  # on the thread that ran the steps
+        runner.close()  # on the thread that ran the steps
 
 
 def _neighbours(pool: Pool, node: Machine) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Change:
 
 
 def changes(before: Identity, after: Identity) -> list[Change]:
-    """What differs between two runs; empty if the second can go on where the first was. Model files are not compared."""
+    """What differs between two runs; empty if the second can resume the first. Model files are not compared."""
     found = [Change("pipeline", text) for text in _shape_changes(before, after)]
     found += [Change("code", text) for text in _digest_changes(before.files, after.files, "new", "gone", "was changed")]
     for step in after.settings.keys() & before.settings.keys():
