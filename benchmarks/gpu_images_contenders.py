@@ -21,7 +21,7 @@ BATCH = 256
 def penstock(folder: str, source: str, device: str, layers: int) -> dict[str, Any]:
     """With no setting. The bytes of the photos are not written."""
     from gpu_handlers import NotingImageHandler
-    from gpu_progress import run_watched
+    from gpu_progress import run_watched, words_of
 
     import penstock as ps
 
@@ -43,7 +43,7 @@ def penstock(folder: str, source: str, device: str, layers: int) -> dict[str, An
             answered = p | ps.ReadFromParquet(f"{folder}/{source}/*.parquet") | ps.RunInference(handler)
             answered | ps.MapBatches(without_image, format="arrow") | ps.WriteToParquet(output)
             watched = run_watched(p, handler)
-        return checked(watch, folder, source, output, figures=watched.figures(), words=watched.words())
+        return checked(watch, folder, source, output, figures=watched.figures(), words=words_of(watched.result))
 
 
 def without_image(table: Any) -> Any:

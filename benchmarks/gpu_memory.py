@@ -38,7 +38,7 @@ class GivingHandler(Noting, SentenceTransformerModelHandler):
 def crowded(folder: str, device: str, rows: int, hold: float) -> dict[str, Any]:
     """Encoder `a` over the texts of `long`; from when a third of the rows is answered, memory is short for so many
     seconds."""
-    from gpu_progress import run_watched
+    from gpu_progress import run_watched, words_of
 
     import penstock as ps
 
@@ -65,7 +65,7 @@ def crowded(folder: str, device: str, rows: int, hold: float) -> dict[str, Any]:
             "GiB taken": most / 2**30,
             **sizes(watched.calls, taken, freed),
         }
-        words = [*watched.words(), *by_second(watched.calls, taken)]
+        words = [*words_of(watched.result), *by_second(watched.calls, taken)]
         return checked(watch, long, output, figures=figures, words=words)
 
 

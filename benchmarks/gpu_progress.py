@@ -82,9 +82,10 @@ class Watched(NamedTuple):
                 break
         return call.ended
 
-    def words(self) -> list[str]:
-        """Where the model lived, and which batch size was found."""
-        return [f"{key.name}: {note}" for key, note in sorted(self.result.metrics.notes.items())]
+
+def words_of(result: Any) -> list[str]:
+    """Where the model lived, and which batch size was found."""
+    return [f"{key.name}: {note}" for key, note in sorted(result.metrics.notes.items())]
 
 
 def _rows(calls: list[Call]) -> int:

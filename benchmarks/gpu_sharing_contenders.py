@@ -41,7 +41,7 @@ def copies(folder: str, device: str, model_copies: int | None = None, visible: s
 def encoders(folder: str, device: str, names: list[str], model_copies: int | None = None) -> dict[str, Any]:
     """These encoders over the same rows, one step after the other in one pipeline. A row counts once for each."""
     from gpu_handlers import NotingEncoderHandler
-    from gpu_progress import run_watched
+    from gpu_progress import run_watched, words_of
 
     import penstock as ps
 
@@ -64,7 +64,10 @@ def encoders(folder: str, device: str, names: list[str], model_copies: int | Non
             watched = run_watched(p, handler)
         calls = watched.calls
         figures = {**watched.figures(), "span": calls[-1].ended - min(call.started for call in calls)}
-        done = [checked(watch, f"{folder}/{name}", output, name, figures=figures, words=watched.words()) for name in names]
+        done = [
+            checked(watch, f"{folder}/{name}", output, name, figures=figures, words=words_of(watched.result))
+            for name in names
+        ]
         wrong = sum(int(each["checksum"].split()[0]) for each in done)
         figures["off"] = max(each["figures"]["off"] for each in done)
         return {**done[0], "checksum": f"{wrong} rows wrong", "figures": figures}

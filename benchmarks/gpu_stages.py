@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from gpu_progress import Noting, run_watched
+from gpu_progress import Noting, run_watched, words_of
 
 from penstock.handlers.huggingface import SentenceTransformerModelHandler
 
@@ -116,7 +116,7 @@ def _run(folder: Path, scratch: Path, device: str, workers: int | None) -> list[
     told = [f"- {name}: {value:,.4g}" for name, value in watched.figures().items()]
     whole = f"first batch after {first:.1f} s, the last one ended after {last:.1f}, all written after {ended - started:.1f}"
     sizes = " ".join(f"{call.rows}x{call.length // call.rows}:{call.ended - call.started:.2f}" for call in watched.calls)
-    return [whole, *told, *watched.words(), sizes, "", *table(scratch / "stages", at, late[-1].ended, len(late))]
+    return [whole, *told, *words_of(watched.result), sizes, "", *table(scratch / "stages", at, late[-1].ended, len(late))]
 
 
 if __name__ == "__main__":

@@ -20,23 +20,44 @@ IN_FLIGHT = 4  # batches of the device alone
 MULTIPLE = 8  # lengths are rounded up to one of it
 
 
-def penstock(folder: str, device: str, workers: int | None = None) -> dict[str, Any]:
-    """With no setting, or only with so many workers."""
+def penstock(folder: str, device: str) -> dict[str, Any]:
+    """As users have it: with no setting."""
+    from gpu_progress import words_of
+
+    import penstock as ps
+    from penstock.handlers.huggingface import SentenceTransformerModelHandler
+
+    handler = SentenceTransformerModelHandler(
+        f"{folder}/model", device=_device(device), columns="text", output_column="vector"
+    )
+    with tempfile.TemporaryDirectory() as output:
+        with Stopwatch() as watch:
+            p = ps.Pipeline()
+            p | ps.ReadFromParquet(f"{folder}/texts/*.parquet") | ps.RunInference(handler) | ps.WriteToParquet(output)
+            result = p.run()
+        return checked(watch, folder, output, words=words_of(result))
+
+
+def penstock_noted(folder: str, device: str, workers: int | None = None) -> dict[str, Any]:
+    """With a handler that notes its batches: one with a run_inference() of its own, which starts more slowly, because its
+    model is a SentenceTransformer. With no setting, or only with so many workers."""
     from gpu_handlers import NotingEncoderHandler
-    from gpu_progress import run_watched
+    from gpu_progress import run_watched, words_of
 
     import penstock as ps
 
-    handler = NotingEncoderHandler(
-        f"{folder}/model", device="CPU" if device == "cpu" else "GPU", columns="text", output_column="vector"
-    )
+    handler = NotingEncoderHandler(f"{folder}/model", device=_device(device), columns="text", output_column="vector")
     with tempfile.TemporaryDirectory() as scratch:
         output, handler.noted_in = f"{scratch}/vectors", f"{scratch}/calls"
         with Stopwatch() as watch:
             p = ps.Pipeline() if workers is None else ps.Pipeline(workers=workers)
             p | ps.ReadFromParquet(f"{folder}/texts/*.parquet") | ps.RunInference(handler) | ps.WriteToParquet(output)
             watched = run_watched(p, handler)
-        return checked(watch, folder, output, figures=watched.figures(), words=watched.words())
+        return checked(watch, folder, output, figures=watched.figures(), words=words_of(watched.result))
+
+
+def _device(name: str) -> str:
+    return "CPU" if name == "cpu" else "GPU"
 
 
 def encode(folder: str, device: str, batch_size: int) -> dict[str, Any]:
