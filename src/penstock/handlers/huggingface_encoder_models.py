@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from penstock.handlers.huggingface_encoder_layout import DenseLayout, EncoderLayout, Head
+from penstock.handlers.pytorch_linear import quicken
 
 
 def load_encoder(
@@ -70,6 +71,7 @@ class TextEncoder(torch.nn.Module):  # type: ignore[misc]
         with self._lock:
             if not self._is_whole:
                 self.inner = self._whole()
+                quicken(self.inner)
                 self._is_whole = True
         return self.inner.encode(texts, **options)
 

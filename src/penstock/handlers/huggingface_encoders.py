@@ -265,7 +265,10 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         return self.new_shapes_cost() and self._has_neutral_load_args() and self._is_simple(self._encode_kwargs)
 
     def run_inference(self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None) -> Any:
+        from penstock.handlers.pytorch_linear import quicken
+
         options = {**self._encode_kwargs, **(inference_args or {})}
+        quicken(model)
         if is_tokens(batch[0]):
             return self._run(batch, model, options)
         with _ENCODING if self.prepares_ahead() else contextlib.nullcontext():

@@ -248,7 +248,10 @@ class HuggingFacePipelineModelHandler(HuggingFaceModelHandler):
         return pipeline
 
     def run_inference(self, batch: Sequence[Any], model: Any, inference_args: InferenceArgs = None) -> Any:
+        from penstock.handlers.pytorch_linear import quicken
+
         args = inference_args or {}
+        quicken(model.model)
         if self._task in TOKEN_TASKS and is_tokens(batch[0]):
             length = self._padded([length_of(row) for row in batch], model.tokenizer.model_max_length)
             return run_tokens(model, self._task, batch, length, args)

@@ -165,6 +165,7 @@ class _PytorchModelHandler(PytorchHandler[ExampleT], Generic[ExampleT]):
     def run_inference(self, batch: Sequence[ExampleT], model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
         device = usable_device(self._device)
         if not self.wraps_answers:
+            self._quicken(model)
             return self._inference_fn(batch, model, device, inference_args, self.model_id())
         if self._are_records(batch):
             inputs = self._columns_as_inputs(self._table_of(batch), float_dtype_of(model))

@@ -68,7 +68,14 @@ class PytorchHandler(ModelHandler[ExampleT, PredictionResult, "torch.nn.Module"]
 
     def _calling(self, model: torch.nn.Module) -> Callable[..., Any]:
         """The model, to be called with a batch."""
+        self._quicken(model)
         return self._precision.calling(model, usable_device(self._device))
+
+    def _quicken(self, model: torch.nn.Module) -> None:
+        if self._precision.compiles is None:
+            from penstock.handlers.pytorch_linear import quicken
+
+            quicken(model)
 
     def prepares_ahead(self) -> bool:
         return on_gpu(self._device)
