@@ -47,6 +47,21 @@ class SmallNet(torch.nn.Module):
         return {"features": features, "logits": self.last(features)}
 
 
+class Viewing(torch.nn.Module):
+    """Looks at the memory of what it computed, as some models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if x.shape[-1] == 5:
+            raise RuntimeError("images of 5 pixels are beyond this model")
+        return self.conv(x).view(len(x), -1)
+
+
 def pixels(height: int, width: int, channels: int = 3) -> Any:
     """A picture whose neighbouring pixels are alike."""
     small = RANDOM.integers(0, 256, (4, 4, channels), np.uint8)
@@ -226,6 +241,25 @@ def test_a_small_network(folder: Path, tmp_path: Path) -> None:
     check_handler(handler, [{"bytes": Path(path).read_bytes(), "path": path} for path in paths])
     check_handler(handler, [{"image": {"bytes": None, "path": path}, "label": 1} for path in paths])
     check_handler(handler, [Image.open(path) for path in paths])
+
+
+@pytest.mark.parametrize("transform", [None, lambda image: torch.tensor(np.asarray(image)).permute(2, 0, 1) / 255])
+def test_a_model_gets_images_in_a_layout_that_it_takes(transform: Any, tmp_path: Path) -> None:
+    torch.save(Viewing().state_dict(), tmp_path / "viewing.pt")
+    handler = PytorchImageModelHandler(
+        state_dict_path=str(tmp_path / "viewing.pt"), model_class=Viewing, transform=transform
+    )
+    model, arrays = handler.load_model(), [pixels(6, 6) for _ in range(3)]
+    plain = torch.tensor(np.stack(arrays)).permute(0, 3, 1, 2).contiguous() / 255
+    with torch.inference_mode():
+        expected = model(plain)
+    for count in (1, 3, 2):
+        answers = handler.run_inference(prepared(handler, *map(encoded, arrays[:count])), model)
+        torch.testing.assert_close(answers, expected[:count])
+    fresh = handler.load_model()
+    with pytest.raises(RuntimeError, match="5 pixels"):
+        handler.run_inference(prepared(handler, encoded(pixels(5, 5))), fresh)
+    assert fresh.calls == 1
 
 
 def test_what_travels_is_small(echo: Any) -> None:

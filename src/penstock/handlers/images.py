@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 from penstock.errors import MissingPackageError, RowError, UsageError
 from penstock.handlers.catalog import check_versions
@@ -37,6 +38,9 @@ __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "PytorchImageModelHandler"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_PLAIN: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that take no other layout
+
+T = TypeVar("T")
 ImageExample: TypeAlias = "str | bytes | Image | Mapping[str, Any]"
 
 
@@ -121,36 +125,52 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
             raise UsageError(f"column {names[0]!r} holds {kind}; expected paths or bytes of images, or structs of both")
 
     def run_inference(self, batch: Sequence[Any], model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
-        stacked = _stacked(batch)
-        dtype = float_dtype_of(model)
-        is_raw = self._decoding.transform is None
-        called = self._calling(model)
+        called, dtype = self._calling(model), float_dtype_of(model)
 
         def call(images: torch.Tensor, **arguments: Any) -> Any:
-            if is_raw:
-                images = self._scaled(images)
-            images = images.to(dtype) if images.is_floating_point() else images
-            with naming_rows(images):
-                return called(images, **arguments)
+            def answer(layout: torch.memory_format) -> Any:
+                floats = self._floats(images, dtype, layout)
+                with naming_rows(floats):
+                    return called(floats, **arguments)
+
+            return _in_its_layout(answer, model, images)
 
         return run_model(
-            call, stacked, usable_device(self._device), inference_args, lambda output: answers_of(output, len(batch))
+            call, _stacked(batch), usable_device(self._device), inference_args, lambda output: answers_of(output, len(batch))
         )
 
-    def _scaled(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [rows, height, width, channels] as floats [rows, channels, height, width]; done on the device."""
+    def _floats(self, images: torch.Tensor, dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
+        """What the model takes, of uint8 [rows, height, width, channels] or what a transform gave; done on the device."""
         import torch
 
-        floats = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if self._decoding.transform is not None:
+            floats = images.to(dtype) if images.is_floating_point() else images
+            return floats.contiguous(memory_format=layout) if floats.dim() == 4 else floats
+        floats = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=layout).div_(255)
         if self._mean is not None:
             floats.sub_(_per_channel_on(floats.device, self._mean))
         if self._std is not None:
             floats.div_(_per_channel_on(floats.device, self._std))
-        return floats
+        return floats.to(dtype)
 
     def changes_rows(self) -> bool:
         """Only where a function of the user's might."""
         return self._decoding.transform is not None
+
+
+def _in_its_layout(answer: Callable[[torch.memory_format], T], model: torch.nn.Module, images: torch.Tensor) -> T:
+    """The answer to images whose channels are side by side in memory, for which convolutions on a CPU take two thirds of the
+    time; of a model that cannot take these, for it looks at their memory with view(), the answer to plain ones."""
+    import torch
+
+    if images.device.type == "cpu" and model not in _PLAIN:
+        try:
+            return answer(torch.channels_last)
+        except RuntimeError as exc:
+            if "stride" not in str(exc):
+                raise
+        _PLAIN.add(model)
+    return answer(torch.contiguous_format)
 
 
 def _stacked(arrays: Sequence[Any]) -> torch.Tensor:
