@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encoder import Answer, Encoder, encoded, encoder, texts_of
+from encoder import LONGEST, Answer, Encoder, checksum_of, encoded, encoder, model_folder, texts_of
 from workload import Stopwatch, outcome
 
 BUCKETS = [16, 32, 64, 128, 256]  # Beam's own, as far as texts go
@@ -103,6 +103,20 @@ def texts(
     watch = run(api.RunInference(Handler(**settings)))
     answers: list[Answer] = _seen
     return encoded(watch, answers)
+
+
+def texts_as_shipped(kind: str, count: int) -> dict[str, Any]:
+    """The same vectors by Penstock's own handler, on one thread: a user's job, the load included."""
+    import torch
+
+    import penstock.beam
+    from penstock.handlers.huggingface import SentenceTransformerModelHandler
+
+    torch.set_num_threads(1)
+    _rows[:] = texts_of(kind, count)
+    handler = SentenceTransformerModelHandler(model_folder(), max_seq_length=LONGEST, normalize_embeddings=True)
+    watch = run(penstock.beam.RunInference(handler))
+    return outcome(watch, len(_seen), checksum_of(each.inference for each in _seen))
 
 
 class Corner:

@@ -74,9 +74,14 @@ def model_folder() -> str:
 
 
 def encoded(watch: Stopwatch, answers: Sequence[Answer]) -> dict[str, Any]:
-    """What a case reports. The checksum bears answers in any order, and what padding does to the last digits."""
+    """What a case reports."""
     watch.seconds = max(answer.given for answer in answers) - min(answer.loaded for answer in answers)
-    return outcome(watch, len(answers), f"{sum(float(abs(answer.vector).sum()) for answer in answers):.1f}")
+    return outcome(watch, len(answers), checksum_of(answer.vector for answer in answers))
+
+
+def checksum_of(vectors: Iterable[Any]) -> str:
+    """It bears answers in any order, and what padding does to the last digits."""
+    return f"{sum(float(abs(vector).sum()) for vector in vectors):.1f}"
 
 
 # The texts.

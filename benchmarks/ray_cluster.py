@@ -20,6 +20,7 @@ from typing import Any
 from measure import Case, Outcome, run_rounds
 from report import Check, Outcomes, section, speedup
 
+SHIPPED = "Penstock on Ray, its own handler"
 ON_RAY, OWN, BEST = "Penstock on Ray", "Penstock, own engine", "the fastest Ray Data"
 BATCH_SIZES = (8, 32, 128)
 
@@ -56,9 +57,12 @@ def texts(settings: Settings) -> list[str]:
     rivals = [
         _case(f"Ray Data, {size}", "ray_contenders:ray_texts", {**options, "batch_size": size}) for size in BATCH_SIZES
     ]
-    outcomes = _with_best(run_rounds([*_ours("ray_contenders:penstock_texts", options), *rivals], settings.rounds))
+    shipped = _case(SHIPPED, "ray_contenders:penstock_texts_as_shipped", {**options, "engine": "ray"})
+    cases = [*_ours("ray_contenders:penstock_texts", options), shipped, *rivals]
+    outcomes = _with_best(run_rounds(cases, settings.rounds))
     answering = {name: [_answering(done) for done in runs] for name, runs in outcomes.items()}
     checks = [
+        speedup(outcomes, SHIPPED, BEST, at_least=2),
         speedup(outcomes, ON_RAY, BEST, at_least=2),
         speedup(outcomes, ON_RAY, OWN, at_least=0.8),
         _once_loaded(speedup(answering, ON_RAY, BEST, at_least=2)),

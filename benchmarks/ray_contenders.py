@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from encoder import Answer, encoder, texts_of
+from encoder import LONGEST, Answer, checksum_of, encoder, model_folder, texts_of
 from ours import Identity
 from rivals import start_ray, two_actors
 from text_contenders import TextHandler
@@ -80,6 +80,18 @@ def penstock_texts(engine: str, count: int) -> dict[str, Any]:
     return _encoded(watch, answers)
 
 
+def penstock_texts_as_shipped(engine: str, count: int) -> dict[str, Any]:
+    """The same vectors by Penstock's own handler, which knows no times: a user's job."""
+    from penstock.handlers.huggingface import SentenceTransformerModelHandler
+
+    texts = texts_of("mixed", count)
+    pipeline = _pipeline(engine)
+    handler = SentenceTransformerModelHandler(model_folder(), max_seq_length=LONGEST, normalize_embeddings=True)
+    with Stopwatch() as watch:
+        answers = (pipeline | ps.Create(texts) | ps.RunInference(handler)).collect()
+    return outcome(watch, len(answers), checksum_of(each.inference for each in answers))
+
+
 def ray_texts(count: int, batch_size: int) -> dict[str, Any]:
     """Blocks of a batch or more, eight at least, so that both actors have work to the end."""
     texts = texts_of("mixed", count)
@@ -106,5 +118,5 @@ def ray_texts(count: int, batch_size: int) -> dict[str, Any]:
 def _encoded(watch: Stopwatch, answers: Sequence[Answer]) -> dict[str, Any]:
     """`answering`: seconds from the first model that is loaded to the last answer."""
     answering = max(answer.given for answer in answers) - min(answer.loaded for answer in answers)
-    checksum = f"{sum(float(abs(answer.vector).sum()) for answer in answers):.1f}"
+    checksum = checksum_of(answer.vector for answer in answers)
     return {**outcome(watch, len(answers), checksum), "figures": {"answering": answering}}

@@ -92,6 +92,25 @@ def test_gradients_autocast_and_wrong_shapes_are_left_to_torch() -> None:
         made(rows[:, 1:])
 
 
+class Doubled(torch.Tensor):
+    """Weights that know better how to multiply, as torchao's do."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear:
+            return 2 * functional.linear(args[0], args[1].as_subclass(torch.Tensor), args[2])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("changed", [lambda weight: weight.as_subclass(Doubled), lambda weight: weight.to_sparse_csr()])
+def test_weights_of_other_kinds_are_left_to_torch(changed: Any) -> None:
+    made, rows = layer(bias=False), INPUTS["rows"]
+    made.weight = torch.nn.Parameter(changed(made.weight.detach()), requires_grad=False)
+    with torch.inference_mode():
+        torch.testing.assert_close(made(rows), functional.linear(rows, made.weight))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_layers_are_copied_pickled_exported_and_traced() -> None:
     made, rows = layer(), INPUTS["rows"]

@@ -25,11 +25,13 @@ class OneDnnLinear(torch.nn.Linear):  # type: ignore[misc]
         return _computed(input, self.weight, self.bias)
 
     def _takes(self, rows: torch.Tensor) -> bool:
+        weight = self.weight
         return (
             type(rows) is torch.Tensor
-            and rows.dtype is self.weight.dtype is torch.float32
-            and rows.layout is torch.strided
-            and rows.device.type == self.weight.device.type == "cpu"
+            and type(weight) is torch.nn.Parameter  # and none of torchao's tensors, say, which say that they are floats
+            and rows.dtype is weight.dtype is torch.float32
+            and rows.layout is weight.layout is torch.strided
+            and rows.device.type == weight.device.type == "cpu"
             and rows.dim() > 1
             and rows.shape[-1] == self.in_features
             and not torch.is_grad_enabled()
