@@ -249,7 +249,7 @@ def test_a_model_gets_images_in_a_layout_that_it_takes(transform: Any, tmp_path:
     handler = PytorchImageModelHandler(
         state_dict_path=str(tmp_path / "viewing.pt"), model_class=Viewing, transform=transform
     )
-    model, arrays = handler.load_model(), [pixels(6, 6) for _ in range(3)]
+    model, arrays = handler.load_model(), list(np.arange(3 * 6 * 6 * 3, dtype=np.uint8).reshape(3, 6, 6, 3))
     plain = torch.tensor(np.stack(arrays)).permute(0, 3, 1, 2).contiguous() / 255
     with torch.inference_mode():
         expected = model(plain)
@@ -258,7 +258,7 @@ def test_a_model_gets_images_in_a_layout_that_it_takes(transform: Any, tmp_path:
         torch.testing.assert_close(answers, expected[:count])
     fresh = handler.load_model()
     with pytest.raises(RuntimeError, match="5 pixels"):
-        handler.run_inference(prepared(handler, encoded(pixels(5, 5))), fresh)
+        handler.run_inference(prepared(handler, encoded(arrays[0][:5, :5])), fresh)
     assert fresh.calls == 1
 
 
@@ -433,7 +433,7 @@ def test_a_model_that_takes_no_such_images(tmp_path: Path) -> None:
     model = {"model_class": torch.nn.Linear, "model_params": {"in_features": 7, "out_features": 1}}
     torch.save(torch.nn.Linear(7, 1).state_dict(), tmp_path / "model.pt")
     handler = PytorchImageModelHandler(**model, state_dict_path=str(tmp_path / "model.pt"), size=4)
-    with pytest.raises(RuntimeError, match=r"mat1 and mat2 [\s\S]*Each row is float32 of shape \[3, 4, 4\]: check"):
+    with pytest.raises(RuntimeError, match=r"Each row is float32 of shape \[3, 4, 4\]: check"):
         handler.run_inference([np.zeros((4, 4, 3), np.uint8)], handler.load_model())
 
 
