@@ -1,7 +1,7 @@
 """Columns through a model, Parquet to Parquet: Penstock beside the loops that one would write, Ray Data and Daft.
 
     pip install 'penstock[bench]'
-    python benchmarks/columns.py [--quick] [--only texts|images|vectors|handling] [--rounds N] [--markdown FILE]
+    python benchmarks/columns.py [--quick] [--only texts|images|vectors|handling] [--rounds N] [--rows N] [--markdown FILE]
 
 Every case runs in a fresh process. For texts, images and vectors its clock is for the whole job: from the start of the
 process, imports included, until the last file is written. What has a setting to choose (batch size, threads, processes) is
@@ -218,10 +218,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rows, one round, one setting: to see that all of it runs")
     parser.add_argument("--only", choices=SECTIONS, help="one section of the four")
     parser.add_argument("--rounds", type=int, help="how often each case runs (3)")
+    parser.add_argument("--rows", type=int, help="of the tables of vectors and numbers (1,000,000)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to this file, too")
     given = parser.parse_args()
     default = QUICK if given.quick else Settings()
-    settings = replace(default, rounds=given.rounds or default.rounds)
+    settings = replace(default, rounds=given.rounds or default.rounds, rows=given.rows or default.rows)
     lines = []
     for name in [given.only] if given.only else SECTIONS:
         lines += (found := SECTIONS[name](settings))
