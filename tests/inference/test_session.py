@@ -19,6 +19,7 @@ from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.failures import Handling
 from penstock.inference import first_copy
+from penstock.inference.device_turns import DeviceTurns
 from penstock.inference.hosted import HostedSession
 from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, Ticket
@@ -1253,3 +1254,14 @@ def test_a_model_that_is_measured_holds_up_no_other(tmp_path):
     SlowToLoad.go_on.set()
     slow.join(PATIENCE)
     sessions.close()
+
+
+def test_no_model_joins_those_of_a_device_while_a_thread_looks_at_them():
+    changed = threading.Condition()
+    joining = threading.Thread(target=DeviceTurns(changed).join, args=[Echo()], daemon=True)
+    with changed:
+        joining.start()
+        joining.join(0.2)
+        assert joining.is_alive()
+    joining.join(PATIENCE)
+    assert not joining.is_alive()
