@@ -87,20 +87,19 @@ class RunOptions:
         return dataclasses.replace(self, **given)
 
 
-def _check(name: str, value: object, least: int, none_ok: bool = False) -> None:
-    if value is None and none_ok:
-        return
+def _check(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r}: expected a whole number of at least {least}")
 
 
 def _check_workers(given: object) -> None:
-    if not isinstance(given, tuple):
-        _check("workers", given, least=0, none_ok=True)
-    elif len(given) != 2 or any(type(each) is not int for each in given) or not 1 <= given[0] <= given[1]:
-        raise UsageError(
-            f"workers={given!r}: expected a whole number of at least 0, or the least and the most of them, such as (2, 8)"
-        )
+    if isinstance(given, tuple):
+        is_right = len(given) == 2 and all(type(each) is int for each in given) and 1 <= given[0] <= given[1]
+    else:
+        is_right = given is None or (type(given) is int and given >= 0)
+    if not is_right:
+        either = "a whole number of at least 0, or a minimum of at least 1 and a maximum, such as (2, 8)"
+        raise UsageError(f"workers={given!r}: expected {either}")
 
 
 def check_seconds(name: str, value: object, none_ok: bool = False) -> None:

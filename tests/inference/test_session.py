@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import sys
 import threading
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,8 @@ import penstock as ps
 from penstock.answers import as_rows
 from penstock.errors import ModelLoadError, PenstockError, PredictionCountError, StepError, TransientError, UsageError
 from penstock.failures import Handling
-from penstock.inference import sessions as sessions_module
+from penstock.inference import first_copy
+from penstock.inference.device_turns import DeviceTurns
 from penstock.inference.hosted import HostedSession
 from penstock.inference.lane import Caller
 from penstock.inference.session import BYTES_SAMPLED_EVERY, Ticket
@@ -1200,11 +1203,13 @@ def test_rows_stay_rows_for_a_handler_of_columns_with_functions_around_it(sessio
 
 
 class OpensMeanwhile(Echo):
-    """Another thread opens the same session while it loads."""
+    """Another thread opens the same session while it loads. Both are the class's: a copy of the handler is loaded."""
 
-    other = None
+    other: threading.Thread
+    loaded: ClassVar[list[int]] = []
 
     def load_model(self):
+        self.loaded.append(os.getpid())
         self.other.start()
         self.other.join(0.2)  # it finds no session that is placed, and waits for this
         return super().load_model()
@@ -1213,10 +1218,50 @@ class OpensMeanwhile(Echo):
 def test_no_thread_loads_a_model_that_is_about_to_have_a_host(monkeypatch, tmp_path):
     handler, found = OpensMeanwhile(), []
     sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "hosts"), workers=4))
-    handler.other = threading.Thread(target=lambda: found.append(open_session(sessions, handler)), daemon=True)
-    monkeypatch.setattr(sessions_module, "available_bytes", lambda: 0)
+    other = threading.Thread(target=lambda: found.append(open_session(sessions, handler)), daemon=True)
+    monkeypatch.setattr(OpensMeanwhile, "other", other, raising=False)
+    monkeypatch.setattr(first_copy, "available_bytes", lambda: 0)
     found.append(open_session(sessions, handler))
-    handler.other.join(PATIENCE)
+    other.join(PATIENCE)
     assert [type(each) for each in found] == [HostedSession, HostedSession]
     assert found[0] is found[1]
-    assert handler.loads == 1  # the first, which was measured
+    assert handler.loaded == [os.getpid()]  # the first, which was measured
+
+
+class SlowToLoad(Echo):
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load_model(self):
+        self.loading.set()
+        assert self.go_on.wait(PATIENCE)
+        return super().load_model()
+
+
+class Small(Echo):
+    def model_files(self):
+        return [__file__]
+
+
+def test_a_model_that_is_measured_holds_up_no_other(tmp_path):
+    sessions = ProcessSessions(Metrics(), Surroundings(folder=str(tmp_path / "hosts"), workers=4))
+    slow = threading.Thread(target=lambda: sessions.open("slow", InferenceSpec.of(SlowToLoad())), daemon=True)
+    slow.start()
+    assert SlowToLoad.loading.wait(PATIENCE)
+    small = threading.Thread(target=lambda: sessions.open("small", InferenceSpec.of(Small())), daemon=True)
+    small.start()
+    small.join(PATIENCE)
+    assert not small.is_alive()
+    SlowToLoad.go_on.set()
+    slow.join(PATIENCE)
+    sessions.close()
+
+
+def test_no_model_joins_those_of_a_device_while_a_thread_looks_at_them():
+    changed = threading.Condition()
+    joining = threading.Thread(target=DeviceTurns(changed).join, args=[Echo()], daemon=True)
+    with changed:
+        joining.start()
+        joining.join(0.2)
+        assert joining.is_alive()
+    joining.join(PATIENCE)
+    assert not joining.is_alive()

@@ -727,6 +727,28 @@ def test_a_model_on_a_gpu_is_on_no_node_without_one(cluster, tmp_path):
         cluster.remove_node(node, allow_graceful=False)
 
 
+def test_a_node_with_a_gpu_is_asked_for_where_none_that_is_there_will_do(cluster, tmp_path):
+    """The one that has a GPU has not what the step needs besides; so has one that comes later."""
+    nodes = [cluster.add_node(num_cpus=1, num_gpus=1)]
+    try:
+        wait_until(lambda: ray.available_resources().get("GPU") == 1, "the node is there")
+        (tmp_path / "go").touch()
+        p = ps.Pipeline(engine="ray", workers=1)
+        step = ps.RunInference(OnGpu(str(tmp_path))).with_resource_hints(resources={"late_node": 1})
+        p | ps.Create([(1,)]) | step | ps.Map(repr) | ps.WriteToText(tmp_path / "out")
+        run = p.start()
+
+        def add_node(wait):
+            wait(lambda: any("GPU" in group["bundles"][0] for group in demanded(1)), "a GPU is asked for")
+            nodes.append(cluster.add_node(num_cpus=1, num_gpus=1, resources={"late_node": 1}))
+
+        meanwhile(add_node, run)
+        assert len(read_rows(tmp_path)) == 1
+    finally:
+        for node in nodes:
+            cluster.remove_node(node, allow_graceful=False)
+
+
 class Elsewhere(RayEngine):
     """As if the driver had a disk of its own."""
 

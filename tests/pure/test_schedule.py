@@ -39,7 +39,7 @@ def worlds(draw):
         stages.append((draw(st.integers(0, pools - 1)), feeds))
     return World(
         stages=stages,
-        pools={i: PoolSize(draw(st.integers(1, 3)), draw(st.integers(1, 3))) for i in range(pools)},
+        pools={i: PoolSize(*(draw(st.integers(least, 3)) for least in (1, 1, 0))) for i in range(pools)},
         splits=draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)),
         bundle_attempts=draw(st.integers(1, 3)),
         trouble=draw(st.sampled_from([0, 10, 30, 60])),
@@ -117,6 +117,9 @@ class Simulator:
         assert self.scheduler.deadline() == min(waiting, default=None)
         busy = any(not member.ready or member.running for member in self.workers.values())
         assert busy or waiting or self.scheduler.finished, "nothing runs, nothing starts, nothing waits: a deadlock"
+        for pool, size in self.world.pools.items():
+            there = sum(member.pool == pool for member in self.workers.values())
+            assert self.is_over(pool) or there >= min(size.least, size.workers), "fewer workers than the minimum"
 
     def start(self, command):
         assert command.worker not in self.ever_started

@@ -29,8 +29,9 @@ class DeviceTurns:
         self._making_room = threading.Lock()  # taken before `changed`; held while a model loads that has found no memory
 
     def join(self, model: OneModel) -> None:
-        """It may make room for others. The sessions' lock is held."""
-        self._members.add(model)
+        """It may make room for others."""
+        with self._changed:
+            self._members.add(model)
 
     def load(self, model: OneModel, step: str) -> LoadedModel | None:
         """Load it, if nobody has; without the others, if there is no memory for it beside them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -144,11 +143,6 @@ class ModelCopy:
         """Of the model: if nothing else refers to it, its memory is free."""
         with self._loading:
             self._loaded = None
-
-    def unload(self) -> None:
-        """Let go of the model, and give its memory back."""
-        self.let_go()
-        gc.collect()
 
     def model_id(self) -> str | None:
         """Text, whatever the handler says: it travels."""

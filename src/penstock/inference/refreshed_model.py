@@ -114,14 +114,6 @@ class RefreshedModel:
     def announce(self, calling: Callable[[], None]) -> None:
         self._own.calling = calling
 
-    def unload(self) -> None:
-        with self._changed:
-            gone = [live for live in (self._serving, self._new, self._trial, *self._retired) if live is not None]
-            self._serving = self._new = self._trial = None
-            self._retired = []
-        for live in gone:
-            live.copy.unload()
-
     def outcomes(
         self,
         batch: Block,

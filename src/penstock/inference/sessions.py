@@ -1,19 +1,21 @@
 """The sessions of a process. Where the model of each lives is settled here, before the first lane to it opens.
 
 what the user says (models/place.py)             in a host
+it is a service, or one of many                  in each process, which holds what its budget allows
 its files, unpacked, are within the budget       in each process, and all of them load at once
-else the first process loads a copy, alone: the  in each process, if what is left has room for the others' copies,
-others wait for what it decides                  else in one host
+else the first process loads a copy, alone: the  in each process, if there is room for the others' copies beside those
+others wait for what it decides (first_copy.py)  of other models, else in one host
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import EngineError
+from penstock.inference.first_copy import FITS, FirstCopy
 from penstock.inference.preparing import Tools
+from penstock.inference.service_handler import ServiceHandler
 from penstock.inference.session import InferenceSession
 from penstock.inference.shared import SessionState
 from penstock.inference.spec import InferenceSpec
@@ -27,12 +29,9 @@ from penstock.observe.metrics import MetricKey, Metrics
 if TYPE_CHECKING:
     from penstock.inference.hosted import HostedSession
 
-logger = logging.getLogger(__name__)
-
 Session: TypeAlias = "InferenceSession | HostedSession"
 
 UNPACKED = 10  # times the size of its files that a model may take: they may be compressed
-FITS = "fits"
 
 
 class ProcessSessions(SessionState):
@@ -41,8 +40,8 @@ class ProcessSessions(SessionState):
     def __init__(self, metrics: Metrics, around: Surroundings | None = None) -> None:
         super().__init__(metrics, around)
         self.tools = Tools()
-        self._making = threading.Lock()  # taken before `changed`; held while a first copy is loaded and measured
-        self._open: dict[str, Session] = {}  # guarded by `changed`, as is _closed
+        self._open: dict[str, Session] = {}  # guarded by `changed`, as are the next two
+        self._making: dict[str, threading.Lock] = {}  # taken before `changed`; held while a first copy is measured
         self._closed = False
 
     def is_placed(self, step: str, spec: InferenceSpec) -> bool:
@@ -55,9 +54,9 @@ class ProcessSessions(SessionState):
     def open(self, step: str, spec: InferenceSpec) -> Session:
         """The session of a step, or of all steps that share its model: here, or in a host."""
         key = spec.session_key(step)
-        if (session := self._found(key, step)) is not None:
-            return session
-        with self._making:
+        with self.changed:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
             return self._found(key, step) or self._opened(key, step, spec)
 
     def drain_metrics(self) -> Metrics:
@@ -95,43 +94,25 @@ class ProcessSessions(SessionState):
     def _made(self, key: str, step: str, spec: InferenceSpec) -> Session:
         place = choose_place(spec.wishes(), self.around)
         if not place.hosted:
-            session = InferenceSession(self, key, step, spec)
-            try:
-                measured = is_measured(spec, self.around)
-                why = decided(self.around.folder, key, lambda: self._measure(session)) if measured else FITS
-            except BaseException:
-                session.close(wait=False)
-                raise
-            if why == FITS:
-                return session
-            session.close()
+            first, why = FirstCopy(self, key, step, spec), FITS
+            if is_measured(spec, self.around):
+                why = decided(self.around.folder, key, first.decide)
+            if why.startswith(FITS):
+                return first.session or InferenceSession(self, key, step, spec)
             place = Place(hosted=True, why=why)
+            note = MetricKey(step, spec.metrics_namespace, "model_place")
             with self.changed:
-                session.hand_in_metrics()
-                note = MetricKey(step, spec.metrics_namespace, "model_place")
                 self.metrics.notes[note] = f"one host for all workers: {why}"
         from penstock.inference.hosted import HostedSession
 
         return HostedSession(self, key, step, spec, place)
 
-    def _measure(self, first: InferenceSession) -> str:
-        """Load the first copy, which stays if there is room for those of the others, too; else why not."""
-        first.load()
-        size, free, workers = first.model.bytes, available_bytes(), self.around.workers
-        if MemoryBudget.of_free(free).shared(workers - 1).holds(size):
-            return FITS
-        first.model.unload()
-        why = (
-            f"a copy takes {size / 1e9:.3g} GB, and {workers} workers would hold one each: "
-            f"{free / 1e9:.3g} GB were left beside the first"
-        )
-        logger.warning("step %r: one model host for all workers: %s", first.step, why)
-        return why
-
 
 def is_measured(spec: InferenceSpec, around: Surroundings) -> bool:
     """Whether nobody can tell, before a copy is loaded, that each process has room for one."""
-    if around.workers == 1 or spec.by_key is not None or choose_place(spec.wishes(), around).hosted:
+    if around.workers == 1 or spec.by_key is not None or isinstance(spec.handler, ServiceHandler):
+        return False
+    if choose_place(spec.wishes(), around).hosted:
         return False
     size = file_bytes(spec.handler.model_files)
     return size is None or not MemoryBudget(available_bytes()).shared(around.workers).holds(size * UNPACKED)

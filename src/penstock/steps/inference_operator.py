@@ -10,6 +10,7 @@ from penstock.inference.lane import Caller
 from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.observe.metrics import MetricKey
 from penstock.steps.operator import Operator
 
 
@@ -32,7 +33,8 @@ class InferenceOperator(Operator):
             self._give(made, stream)
 
     def finish(self) -> None:
-        if self._stream is None:
+        if self._stream is None:  # no rows have come
+            self.metrics.count(MetricKey(self.label, self._spec.metrics_namespace, "num_inferences"), 0)
             return
         for made in self._stream.finish():
             self._give(made, self._stream)

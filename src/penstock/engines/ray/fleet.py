@@ -342,7 +342,8 @@ class RayFleet:
 
     def _follow_nodes(self) -> None:
         """Pools have as many workers as the nodes have room for, up to the user's maximum; what is missing to that is asked
-        of the autoscaler while all that there may be have work, and do not wait for a service; to the minimum, always."""
+        of the autoscaler while all that there may be have work, and do not wait for a service; to the minimum, always, and
+        for workers that no node can have, of which Ray has not heard."""
         machine = whole()
         throttled = self._spec.throttling.pools(time.monotonic())
         for index, pool in self._pools.items():
@@ -353,7 +354,8 @@ class RayFleet:
             mine = [member for member in self._members.values() if member.pool == index]
             has_use = sum(bool(member.running) for member in mine) >= room and index not in throttled
             wishes = (pool.most or 0) if has_use else pool.size.least
-            self._demand.ask(index, max(0, wishes - room) if mine else 0, needs_of(pool, len(self._pools)))
+            missing = sum(member.actor is None for member in mine) + max(0, wishes - room)
+            self._demand.ask(index, missing if mine else 0, needs_of(pool, len(self._pools)))
         changed = self._counts.changed()
         for member in self._members.values():
             if member.pool in changed and member.actor is not None:
