@@ -32,10 +32,9 @@ from penstock.handlers.huggingface_tokens import (
     example_of,
     is_tokens,
     length_of,
-    no_text,
-    prepared,
-    raise_bad_rows,
+    text_of,
 )
+from penstock.handlers.prepared_rows import prepared, raise_bad_rows
 from penstock.inference.handler_settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     def prepare(self, examples: Sequence[str], tool: EncoderTool, inference_args: InferenceArgs = None) -> list[Any]:
         options = {**self._encode_kwargs, **(inference_args or {})}
         prompt = tool.prompt(options)
-        texts, errors = prepared(examples, _text_of)
+        texts, errors = prepared(examples, text_of)
         if tool.tokenizer is None:
             return raise_bad_rows(errors, [Whole(text, 1) for text in texts])
         rows, more = tool.tokenizer.tokenise([prompt + (text or "") for text in texts])
@@ -300,12 +299,6 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
             options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": length}}, **options}
         vectors = model.encode(texts, **options)
         return [_own(vector) for vector in vectors] if isinstance(vectors, list) else vectors
-
-
-def _text_of(example: Any) -> str:
-    if not isinstance(example, str):
-        raise no_text(example)
-    return example
 
 
 def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
