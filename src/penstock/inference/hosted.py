@@ -87,33 +87,25 @@ class HostedSession:
             for ticket in tickets:
                 self._open.pop(ticket, None)
 
-    def submit(
-        self,
-        lane: int,
-        submitted: _Open,
-        how: bytes,
-        weights: list[int] | None,
-        lengths: list[int] | None,
-        alone: bool,
-    ) -> int:
-        number = next(self._numbers)
-        block = submitted.ticket.block
-        parts = submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)]
+    def submit(self, lane: int, submitted: _Open, how: bytes) -> int:
+        number, ticket = next(self._numbers), submitted.ticket
+        block = ticket.block
+        parts = ticket.parts if self._model is None else [(self._model, 0, ticket.missing)]
         message = Submit(
             lane=lane,
             ticket=number,
-            rows=submitted.ticket.missing,
+            rows=ticket.missing,
             payload=b"",
             how=how,
             group=None if isinstance(block, list) else str(block.schema),
-            weights=weights,
-            lengths=lengths,
-            alone=alone,
-            size=0 if lengths is None else byte_size(block),
+            weights=ticket.weights,
+            lengths=ticket.lengths,
+            alone=ticket.alone,
+            size=0 if ticket.lengths is None else byte_size(block),
             parts=parts,
             files={model: self._files[model] for model, _, _ in parts or ()},
         )
-        buffers = pack(block, submitted.ticket.step)
+        buffers = pack(block, ticket.step)
         with self._changed:  # before it is sent: its answer may be here before submit() returns
             self._open[number] = submitted
         self._client.submit(message, buffers)
@@ -254,15 +246,7 @@ class HostedLane:
         session.open_lane(number)  # may raise: a lane that is not open is not the caller's to pause
         caller.hosted.append(self)
 
-    def submit(
-        self,
-        ticket: Ticket,
-        args: Any = None,
-        *,
-        weights: list[int] | None = None,
-        lengths: list[int] | None = None,
-        alone: bool = False,
-    ) -> None:
+    def submit(self, ticket: Ticket, args: Any = None) -> None:
         if self._how is None or args is not self._args or ticket.prepared != self._prepared:
             self._args, self._prepared = args, ticket.prepared
             self._how = self._pickled(args)
@@ -270,7 +254,7 @@ class HostedLane:
             return
         ticket.step = self.step
         submitted = _Open(ticket, self.handling)
-        self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
+        self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how)
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
@@ -285,6 +269,7 @@ class HostedLane:
         self._session.pause(self._number)
 
     def resume(self) -> None:
+        """It goes on."""
         self._session.resume(self._number)
 
     def close(self) -> None:

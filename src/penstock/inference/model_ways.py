@@ -53,6 +53,7 @@ class ModelWays:
         return [row.get(name, NO_KEY) if isinstance(row, dict) else NO_KEY for row in rows]
 
     def lead(self, passage: Passage, keys: list[Any], way: Callable[[Intake, Passage], Passage]) -> Passage:
+        """Each row to the model of its key: those of one model stand together then."""
         names, failed = self._guard.all_or_each(self._names_of, keys)
         passage.models = names
         passage.fail(failed)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
@@ -22,7 +22,6 @@ from penstock.inference.live_versions import (
     BREATH,
     OLD_FIRST,
     Live,
-    Reports,
     VersionCall,
     free,
     told_error,
@@ -39,6 +38,9 @@ from penstock.models.versions import ORIGINAL, Version, Wanted
 from penstock.retry import Retry
 from penstock.rows import let_through
 
+if TYPE_CHECKING:
+    from penstock.inference.refresher import Refresher
+
 
 class RefreshedModel:
     """What a ModelCopy is to whoever calls it, with one version or another behind it."""
@@ -48,7 +50,7 @@ class RefreshedModel:
         name: str,
         make: Callable[[Version], ModelCopy],
         refresh: Refresh,
-        reports: Reports,
+        reports: Refresher,
         *,
         prepares_alike: bool = False,
         load_timeout: float | None = None,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from penstock.errors import ModelLoadError
-from penstock.inference.live_versions import Live, Reports, names_of, prepared_with, told_error
+from penstock.inference.live_versions import Live, names_of, prepared_with, told_error
 from penstock.inference.loading_beside import load_beside, load_within
 from penstock.inference.model import ModelCopy
 from penstock.inference.refresh import Refresh
 from penstock.models.versions import ORIGINAL, REPLACED, Version, Wanted
 from penstock.rows import let_through
+
+if TYPE_CHECKING:
+    from penstock.inference.refresher import Refresher
 
 DEATHS = 2  # of processes that loaded a version, after which nobody tries
 
@@ -25,7 +29,7 @@ class VersionLoader:
         name: str,
         make: Callable[[Version], ModelCopy],
         refresh: Refresh,
-        reports: Reports,
+        reports: Refresher,
         prepares_alike: bool,
         load_timeout: float | None = None,
     ) -> None:

@@ -55,7 +55,6 @@ from penstock.models.messages import (
     Submit,
     Unload,
     Waits,
-    Welcome,
 )
 from penstock.transport.channel import read_all
 from penstock.transport.reports import ErrorReport
@@ -169,7 +168,6 @@ class Broker:
         self._numbers += 1
         client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
         self._dispatch.joined(client.number)
-        client.line.send(Welcome(os.getpid()))
         # If the broker is killed, clients end the process groups of its models: see HostClient._reconnected().
         for model in self._models.values():
             client.line.send(Started(model.process.pid))

@@ -99,10 +99,6 @@ class Shutdown(NamedTuple):
 # From the broker to a client.
 
 
-class Welcome(NamedTuple):
-    pid: int
-
-
 class Started(NamedTuple):
     """A model's process leads this group. Whoever sees the broker die ends what is left of it."""
 
