@@ -14,6 +14,7 @@ from penstock.blocks import byte_size, row_at
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import LOADING, Handling
 from penstock.inference.broken_rows import BrokenRows
+from penstock.inference.calls import How
 from penstock.inference.lane import Caller
 from penstock.inference.models_by_key import FileSizes, ModelsByKey
 from penstock.inference.served import at_place, host_spec, place_key
@@ -278,7 +279,7 @@ class HostedLane:
 
     def _pickled(self, args: Any) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps((args, self.step, self.handling, self._retry, self._prepared), protocol=5)
+            data: bytes = cloudpickle.dumps(How(args, self.step, self.handling, self._retry, self._prepared), protocol=5)
         except Exception as exc:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc

@@ -13,12 +13,12 @@ from penstock.answers import as_rows, bare, named
 from penstock.blocks import Block
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
+from penstock.inference.calls import How
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
 from penstock.models.freed_memory import trim
 from penstock.models.outcome import Outcome
 from penstock.models.versions import Version
-from penstock.retry import Retry
 from penstock.rows import let_through, safe_str
 
 ANY_ERROR = Handling()
@@ -52,16 +52,13 @@ class VersionCall(NamedTuple):
     """A batch, and how it is called."""
 
     batch: Block
-    args: Any
-    step: str
-    handling: Handling | None
-    retry: Retry | None
+    how: How
     holds_back: bool
     read_again: Callable[[], Block] | None
 
     def on(self, live: Live) -> Outcome:
-        how = self.args, self.step, self.handling, self.retry
-        return live.named(live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again))
+        options: dict[str, Any] = {"holds_back": self.holds_back, "read_again": self.read_again}
+        return live.named(live.copy.outcomes(self.batch, self.how, **options))
 
     def for_another(self) -> VersionCall:
         """The rows as they were: a model may have changed those that it was given."""
@@ -84,7 +81,7 @@ def prepared_with(handler: ModelHandler[Any, Any, Any], version: Version) -> str
 def tried(new: Live, call: VersionCall) -> tuple[Outcome | None, str]:
     """What a new version makes of a batch, errors included, and one of them; None: nothing."""
     try:
-        made = call._replace(handling=ANY_ERROR, retry=None, holds_back=False).on(new)
+        made = call._replace(how=call.how._replace(handling=ANY_ERROR, retry=None), holds_back=False).on(new)
     except BaseException as exc:
         let_through(exc)
         return None, told_error(exc)

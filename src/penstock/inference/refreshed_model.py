@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
-from penstock.failures import Handling
+from penstock.inference.calls import How
 from penstock.inference.live_versions import (
     BREATH,
     OLD_FIRST,
@@ -35,7 +35,6 @@ from penstock.inference.version_loading import VersionLoader
 from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
 from penstock.models.versions import ORIGINAL, Version, Wanted
-from penstock.retry import Retry
 from penstock.rows import let_through
 
 if TYPE_CHECKING:
@@ -127,18 +126,14 @@ class RefreshedModel:
     def outcomes(
         self,
         batch: Block,
-        args: Any,
-        step: str,
-        handling: Handling | None = None,
-        retry: Retry | None = None,
+        how: How,
         *,
         holds_back: bool = False,
         read_again: Callable[[], Block] | None = None,
-        prepared: str | None = None,
     ) -> Outcome:
-        """As of a ModelCopy. `prepared`: with what the rows were; where no version here takes that, nothing is called, and
-        the outcome says for which version they are to be prepared again."""
-        call = VersionCall(batch, args, step, handling, retry, holds_back, read_again)
+        """As of a ModelCopy. Where no version here takes rows that are prepared like these, nothing is called, and the
+        outcome says for which version they are to be prepared again."""
+        call, prepared = VersionCall(batch, how, holds_back, read_again), how.prepared
         with self._leased(row_count(batch), prepared) as (live, old):
             if live.prepared != prepared:
                 return Outcome([None] * row_count(batch), stale=live.version.number)
@@ -147,9 +142,7 @@ class RefreshedModel:
             if not live.copy.handler.retry_safe:
                 return self._proving.once(live, call)
             made = self._proved_alone(live, call) if old is None else self._proving.beside(live, old, call)
-        return made or self.outcomes(
-            *call.for_another()[:5], holds_back=holds_back, read_again=read_again, prepared=prepared
-        )
+        return made or self.outcomes(call.for_another().batch, how, holds_back=holds_back, read_again=read_again)
 
     # A version for a batch.
 
