@@ -13,6 +13,7 @@ from penstock.handlers.boosted_trees import BoostedTreesHandler
 from penstock.handlers.catalog import imported
 from penstock.handlers.number_columns import check_names, is_number, table_of_records
 from penstock.handlers.tabular import InferenceArgs
+from penstock.io.arrow_types import is_list
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -98,8 +99,7 @@ def _are_records(rows: Sequence[Any]) -> bool:
 
 
 def _holds_lists(kind: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and of(kind.value_type))
+    return is_list(kind) and of(kind.value_type)
 
 
 def _positions(flat: pa.Array, starts: Any, name: str) -> Any:

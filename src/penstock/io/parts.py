@@ -16,7 +16,7 @@ from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
 from penstock.io.folders import make_folder, missing_folders, sync_folder
-from penstock.io.sink import APPLIED_TWICE, Part, Writer
+from penstock.io.sink import APPLIED_TWICE, Part, Write, Writer
 from penstock.io.stored_sink import StoredSink
 
 T = TypeVar("T")
@@ -226,6 +226,13 @@ class FileSink(StoredSink[T]):
         else:
             fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
+
+
+class WriteFiles(Write[T]):
+    """Write every row to part files."""
+
+    def default_label(self) -> str:
+        return f"{type(self).__name__}({short_name(self.sink.describe())})"
 
 
 class FileWriter(Writer[T]):

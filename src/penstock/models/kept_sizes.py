@@ -65,15 +65,6 @@ def cache() -> Path:
     return Path("~/.cache/penstock").expanduser()
 
 
-def is_ours(path: str) -> bool:
-    """Whether a file may be replaced: it begins as ours do, or there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(3) in (b"", b"{}", b"{\n ")
-    except FileNotFoundError:
-        return True
-
-
 def read(folder: Path) -> dict[str, int]:
     """All that is kept there, the oldest first."""
     try:
