@@ -30,7 +30,7 @@ from penstock.inference.live_versions import (
 )
 from penstock.inference.model import ModelCopy
 from penstock.inference.proving import Proving
-from penstock.inference.refresh import Refresh
+from penstock.inference.refresh import Refreshing
 from penstock.inference.version_loading import VersionLoader
 from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
@@ -48,18 +48,13 @@ class RefreshedModel:
         self,
         name: str,
         make: Callable[[Version], ModelCopy],
-        refresh: Refresh,
+        told: Refreshing,
         reports: Refresher,
-        *,
-        prepares_alike: bool = False,
-        load_timeout: float | None = None,
     ) -> None:
-        """prepares_alike: how rows are prepared cannot change; versions that need that are refused. load_timeout: seconds
-        that loading may take, but for the first."""
         self.name = name
         self._reports = reports
-        self._loader = VersionLoader(name, make, refresh, reports, prepares_alike, load_timeout)
-        self._proving = Proving(reports, refresh.compare, self._judge)
+        self._loader = VersionLoader(name, make, told, reports)
+        self._proving = Proving(reports, told.refresh.compare, self._judge)
         self._loading = threading.Lock()  # whoever comes first loads the first version; taken before _changed, never inside
         self._own = threading.local()  # whom to tell of a call, of each thread
         # Guards what follows, and the leases of versions; never held while a model is loaded, called or freed. Notified when

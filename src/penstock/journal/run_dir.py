@@ -9,7 +9,6 @@ import re
 import shlex
 import stat
 import time
-from types import TracebackType
 
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
@@ -73,9 +72,7 @@ class RunDir:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # there is none, or parts are kept in it
             os.rmdir(os.path.join(self.path, ASIDE))
         self._release()  # last: from here on another process may begin

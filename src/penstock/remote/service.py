@@ -141,7 +141,7 @@ class Service:
             if tried > self._retries.num_retries or not self._retries.retry_filter(error):
                 raise error
             self._counts.add("requests_retried")
-            await ending.sleep(backoff(tried, random.random(), self._retries.backoff))
+            await ending.sleep(backoff(tried, random.random()))
 
     def _error(self, reply: Reply) -> RemoteRequestError:
         what = f"{self._name} answered with status {reply.status}: {self._beginning(reply.body)}"
