@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from penstock.batching.entry import Entry
 from penstock.failures import LOADING, OUT_OF_MEMORY
-from penstock.models.commands import KillCopy, LoadModel, UnloadModel
+from penstock.models.commands import KillCopy
 from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Copy, HostBatch, Lane, Submission, first_fresh
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import Admit, Copies, LoadNow, Refuse, Residency, UnloadNow
+from penstock.models.residency import Copies, LoadNow, Refuse, Residency, Step, UnloadNow
 from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
 
 
@@ -171,7 +171,7 @@ class KeyedModels(Copies):
 
     # What to do now.
 
-    def decide(self, now: float) -> list[LoadModel | UnloadModel | Refusal]:
+    def decide(self, now: float) -> list[LoadNow | UnloadNow | Refusal]:
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
@@ -180,16 +180,14 @@ class KeyedModels(Copies):
             self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
-    def _do(self, step: LoadNow | UnloadNow | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
-        model: Any = step.model
+    def _do(self, step: Step, now: float) -> LoadNow | UnloadNow | Refusal | None:
         if isinstance(step, LoadNow):
-            self._copies[step.copy].loads[model] = now
-            return LoadModel(step.copy, model)
-        if isinstance(step, UnloadNow):
-            return UnloadModel(step.copy, model)
-        entries = self.residency.take(model)
+            self._copies[step.copy].loads[step.model] = now
+        if isinstance(step, LoadNow | UnloadNow):
+            return step
+        entries = self.residency.take(step.model)
         if isinstance(step, Refuse):
-            return self._refusal(model, entries, step.too_large)
+            return self._refusal(step.model, entries, step.too_large)
         for entry in entries:
             self._fronts.all[step.copy].add(entry, entry.owner, now)
         return None
