@@ -62,7 +62,7 @@ class HostedSession:
         self._model = at_place(key) if place.shared else None
         self._files = FileSizes(self._handler)
         address = Address(spec.folder(around), name_of(place_key(key, spec, place)))
-        self._client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
+        self.client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -72,18 +72,15 @@ class HostedSession:
     def hand_in_metrics(self) -> None: ...
 
     def close(self, *, wait: bool = True) -> None:
-        self._client.close(wait)  # without the sessions' lock: the connection's thread may need it to end
+        self.client.close(wait)  # without the sessions' lock: the connection's thread may need it to end
         with self._changed:
             self._closed = True
             self._changed.notify_all()  # nobody answers those who still wait: see wait()
 
     # For lanes. The client's lock is never taken inside the sessions' one, only the other way round.
 
-    def open_lane(self, number: int) -> None:
-        self._client.join(number)
-
     def close_lane(self, number: int, tickets: list[int]) -> None:
-        self._client.leave(number, tickets)
+        self.client.leave(number, tickets)
         with self._changed:  # answers that come until then fill tickets that nobody reads
             for ticket in tickets:
                 self._open.pop(ticket, None)
@@ -109,11 +106,11 @@ class HostedSession:
         buffers = pack(block, ticket.step)
         with self._changed:  # before it is sent: its answer may be here before submit() returns
             self._open[number] = submitted
-        self._client.submit(message, buffers)
+        self.client.submit(message, buffers)
         return number
 
     def wait(self, lane: int, ticket: Ticket, number: int, caller: Caller) -> None:
-        self._client.waits(lane, number)  # so that the host does not keep a batch back for more rows of this lane
+        self.client.waits(lane, number)  # so that the host does not keep a batch back for more rows of this lane
         with self._changed:
             self._owner.waits(caller, ticket)
             try:
@@ -123,12 +120,6 @@ class HostedSession:
                     self._changed.wait()  # until _settle() on the connection's thread, or close()
             finally:
                 self._owner.goes(caller)
-
-    def pause(self, lane: int) -> None:
-        self._client.waits(lane, None)
-
-    def resume(self, lane: int) -> None:
-        self._client.goes(lane)
 
     # What the host says, on the connection's thread. again() is called with the client's lock held, the others without.
 
@@ -214,7 +205,7 @@ class HostedSession:
         self._owner.settled()
         self._changed.release()  # the client's lock comes before this one
         try:
-            self._client.forget(settled)
+            self.client.forget(settled)
         finally:
             self._changed.acquire()
 
@@ -244,7 +235,7 @@ class HostedLane:
         self._args: Any = None
         self._prepared: str | None = None
         self._how: bytes | None = None
-        session.open_lane(number)  # may raise: a lane that is not open is not the caller's to pause
+        session.client.join(number)  # may raise: a lane that is not open is not the caller's to pause
         caller.hosted.append(self)
 
     def submit(self, ticket: Ticket, args: Any = None) -> None:
@@ -267,11 +258,11 @@ class HostedLane:
 
     def pause(self) -> None:
         """The bundle waits at another model."""
-        self._session.pause(self._number)
+        self._session.client.waits(self._number, None)
 
     def resume(self) -> None:
         """It goes on."""
-        self._session.resume(self._number)
+        self._session.client.goes(self._number)
 
     def close(self) -> None:
         self.caller.hosted.remove(self)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cloudpickle
 
-from penstock.batching.entry import Entry, Span
+from penstock.batching.entry import Span
 from penstock.blocks import byte_size
 from penstock.errors import PenstockError
 from penstock.failures import Handling
 from penstock.inference.ticket import Ticket, hand_out
-from penstock.models.front import Front
+from penstock.models.front import Front, entries_of
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry
 
@@ -103,23 +103,8 @@ class LocalLane:
         columns = None if ticket.alone or isinstance(ticket.block, list) else str(ticket.block.schema)
         # As in a host: an error names a step.
         group = (columns, self._args_identity, self.step, self.handling, self.retry, ticket.prepared)
-        request, size = Request(ticket, args, self), 0 if ticket.lengths is None else byte_size(ticket.block)
-        parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
-        entries = [
-            Entry(
-                request,
-                stop,
-                start=start,
-                weights=ticket.weights,
-                lengths=ticket.lengths,
-                group=group,
-                alone=ticket.alone,
-                bytes=size * (stop - start) // ticket.missing if size else 0,
-                model=model,
-            )
-            for model, start, stop in parts
-        ]
-        self._session.submit(entries)
+        size = 0 if ticket.lengths is None else byte_size(ticket.block)
+        self._session.submit(entries_of(Request(ticket, args, self), ticket, ticket.missing, size, group))
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:

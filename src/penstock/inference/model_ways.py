@@ -14,12 +14,12 @@ from penstock.inference.guard import Guard
 from penstock.inference.intake import Intake, Passage, parts_of
 from penstock.inference.model_keys import Handler
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.path import NO_KEY
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
 from penstock.models.uses import not_loaded
 from penstock.rows import let_through
 
-NO_KEY = object()
 MOST_KNOWN = 100_000  # keys whose models are remembered
 
 

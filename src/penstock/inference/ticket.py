@@ -220,7 +220,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None) -> dict[int, Failure]:
+def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None = None) -> dict[int, Failure]:
     """The failures of rows, or answers, that cannot be sent to another process, by position; where handled."""
     found = {at: exc for at, row in enumerate(rows) if (exc := why_not_packed(row)) is not None}
     return {

@@ -19,9 +19,10 @@ from typing import Any
 
 from penstock.errors import ModelLoadError
 from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
-from penstock.models.connections import Client, Held, Lent, Model, entries_of
+from penstock.models.connections import Client, Held, Lent, Model
 from penstock.models.dispatch import Dispatch
 from penstock.models.folder_use import remove_if_unused
+from penstock.models.front import entries_of
 from penstock.models.host_address import Address, same_user
 from penstock.models.host_batches import HostBatch, Submission
 from penstock.models.host_reports import HostReports
@@ -214,7 +215,7 @@ class Broker:
             now = time.monotonic()
             if self._dispatch.keyed is not None:
                 self._dispatch.keyed.files.update(message.files)
-            for entry in entries_of(message, submission):
+            for entry in entries_of(submission, message, message.rows, message.size, (message.group, message.how)):
                 self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):
             if message.ticket is None or message.ticket in client.submissions:

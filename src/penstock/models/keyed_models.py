@@ -21,7 +21,7 @@ from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Copy, HostBatch, Lane, Submission, first_fresh
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
 from penstock.models.residency import Copies, LoadNow, Refuse, Residency, Step, UnloadNow
-from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
+from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_attempt, told_too_large
 
 
 class Refusal(NamedTuple):
@@ -92,12 +92,7 @@ class KeyedModels(Copies):
         if self._copies[copy].loads.pop(model, None) is None:
             return None
         self._failed(model, failed, no_memory=failed.no_memory)
-        attempts = self.residency.uses[model].failed
-        if attempts >= ATTEMPTS:
-            return None
-        if not attempts:
-            return f"{of_key(model)} found no memory beside others, and is loaded when they are unloaded: {_reason(failed)}"
-        return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {_reason(failed)}; it is tried again"
+        return told_attempt(model, self.residency.uses[model].failed, _reason(failed))
 
     def leaks(self, copy: int, leak: Leaks) -> None:
         """Memory of models that were unloaded there is not free."""
