@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from penstock.answers import own_answers
 from penstock.errors import UsageError
 from penstock.handlers.catalog import SENTENCES, check_needs, check_versions
 from penstock.handlers.huggingface_encoder_layout import EncoderLayout, layout_of
@@ -298,7 +299,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
             length = self._padded(lengths, model.max_seq_length)
             options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": length}}, **options}
         vectors = model.encode(texts, **options)
-        return [_own(vector) for vector in vectors] if isinstance(vectors, list) else vectors
+        return own_answers(vectors) if isinstance(vectors, list) else vectors  # views of a batch would be pickled with it
 
 
 def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
@@ -309,12 +310,3 @@ def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
     return (
         used - {"config_args", "config_kwargs"} <= _SETTINGS and set(modalities) == {"text"} and task == "feature-extraction"
     )
-
-
-def _own(vector: Any) -> Any:
-    """The vector with memory of its own: a view would be pickled, and kept alive, with its whole batch."""
-    if isinstance(vector, Mapping):
-        return {name: _own(part) for name, part in vector.items()}
-    if hasattr(vector, "detach"):
-        return vector.detach().cpu().clone()
-    return vector.copy() if hasattr(vector, "copy") else vector
