@@ -1,4 +1,4 @@
-"""Folders that are there, and names in them that are found, after a power cut; and files in them that somebody has locked."""
+"""Folders and names that are there after a power cut, and files that somebody has locked."""
 
 from __future__ import annotations
 
