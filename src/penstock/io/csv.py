@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -226,13 +226,9 @@ class CsvSink(FileSink[Any]):
         self.columns = columns
         self._first: FilePart | None = None  # whose columns all others have
 
-    def prepare(self, run: str) -> dict[str, int]:
+    def begin(self, fs: Any, folder: str, run: str) -> None:
+        super().begin(fs, folder, run)
         self._first = None
-        return super().prepare(run)
-
-    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        self._first = None
-        super().resume(run, note, published)
 
     def unify(self, tokens: Sequence[FilePart]) -> Sequence[FilePart]:
         for token in tokens:

@@ -75,6 +75,15 @@ def named_fields(row: Any, step: str) -> dict[Any, Any]:
     )
 
 
+def columns_of(rows: list[Any], step: str) -> dict[Any, list[Any]]:
+    """Rows with named fields as columns, in the order in which names first come; None where a row lacks one."""
+    records = [named_fields(row, step) for row in rows]
+    names = dict.fromkeys(records[0])
+    if any(record.keys() != names.keys() for record in records):
+        names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
 def checked_names(names: Any, asked: str, expected: str = "a list of names") -> tuple[str, ...]:
     """Names of columns that a user gave, or UsageError. asked: for what, such as "WriteToCsv(columns"."""
     fits = isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)
