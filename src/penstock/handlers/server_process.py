@@ -29,8 +29,7 @@ from typing import IO
 
 from penstock.errors import ModelLoadError, ModelLostError
 from penstock.handlers import server_guardian
-from penstock.models.memory import proportional_bytes
-from penstock.transport.interpreters import describe_exit
+from penstock.transport.interpreters import describe_exit, proportional_bytes
 
 HOST = "127.0.0.1"
 PORT, KEY = "{port}", "{key}"

@@ -1,9 +1,8 @@
-"""Folders and names that are there after a power cut, and files that somebody has locked."""
+"""Folders that are there, and names in them that are found, after a power cut."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 
 
@@ -22,21 +21,6 @@ def missing_folders(path: str) -> list[str]:
         missing.append(path)
         path = os.path.dirname(path)
     return missing
-
-
-def is_locked(path: str) -> bool:
-    """Whether a process holds the lock of a file. One that is not there, nobody does."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe has no writer
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
 
 
 def sync_folder(path: str) -> None:

@@ -11,7 +11,7 @@ import stat
 import time
 
 from penstock.errors import OutputError
-from penstock.io.folders import is_locked, make_folder
+from penstock.io.folders import make_folder
 from penstock.journal.file import NAME, is_other_database, remove
 from penstock.journal.journal import Journal
 from penstock.models.kept_sizes import FILE as SIZES
@@ -187,4 +187,14 @@ def _begins(path: str, ours: bytes) -> bool:
 
 def is_held(path: str) -> bool:
     """Whether a process is at work on the run in this folder."""
-    return is_locked(os.path.join(path, LOCK))
+    try:
+        lock = os.open(os.path.join(path, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe has no writer
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

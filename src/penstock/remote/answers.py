@@ -18,7 +18,6 @@ import threading
 from pathlib import Path
 
 from penstock.errors import EngineError
-from penstock.io.folders import is_locked
 
 FOLDER = ".penstock-answers"  # the user may have an output of any plain name in run_dir
 OURS = re.compile(r"[0-9a-f]{16}\.(spent|\d+-[0-9a-f]{8}\.db(-wal|-shm|-journal|\.lock)?)")
@@ -123,7 +122,7 @@ class KeptAnswers:
     def _look(self, folder: Path) -> None:
         """For files of processes that are gone."""
         for path in sorted(folder.glob(f"{self.stem}.*.db")):
-            if path.name != self._name and path.name not in self._others and not is_locked(f"{path}.lock"):
+            if path.name != self._name and path.name not in self._others and not _is_alive(path):
                 with contextlib.suppress(sqlite3.Error):  # of one that died before it had a table
                     connection = _connect(path)
                     connection.execute("SELECT 1 FROM answers LIMIT 1")
@@ -132,3 +131,18 @@ class KeptAnswers:
 
 def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether the process that writes this file is."""
+    try:
+        file = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(file)
