@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from penstock.row_copies import CONSTANT
+from penstock.row_copies import CONSTANT, loaded_class
 from penstock.rows import PredictionResult, without
 from penstock.tables import own_column, without_rows
 
@@ -30,9 +30,9 @@ def as_arrays(made: Any) -> Any:
         whole = parts and not any(part is None or isinstance(part, dict) for part in parts.values())
         return parts if whole else None
     kind = type(made)
-    if kind is _class("numpy", "ndarray"):
+    if kind is loaded_class("numpy", "ndarray"):
         return made if made.ndim else None
-    if (tensor := _class("torch", "Tensor")) is not None and isinstance(made, tensor):
+    if _is_tensor(made):
         return made.detach().cpu() if made.dim() else None
     if is_masked(made):
         return without_mask(made) if made.ndim else None
@@ -44,7 +44,7 @@ def as_arrays(made: Any) -> Any:
 
 def is_masked(answers: Any) -> bool:
     """Whether it is a masked array of NumPy's."""
-    return (kind := _class("numpy.ma", "MaskedArray")) is not None and isinstance(answers, kind)
+    return (kind := loaded_class("numpy.ma", "MaskedArray")) is not None and isinstance(answers, kind)
 
 
 def without_mask(answers: Any) -> Any:
@@ -103,7 +103,7 @@ def leave_out(answers: Any, positions: Collection[int]) -> Any:
         return {name: leave_out(part, positions) for name, part in answers.items()}
     if is_arrow(answers):
         return without_rows(answers, positions)
-    if type(answers) is _class("numpy", "ndarray"):
+    if type(answers) is loaded_class("numpy", "ndarray"):
         return sys.modules["numpy"].delete(answers, list(positions), axis=0)
     return pick(answers, without(range(count_of(answers)), positions))
 
@@ -113,7 +113,7 @@ def make_room(answers: Any, rows: int, positions: Collection[int]) -> Any:
     elsewhere: what leave_out() undoes."""
     if isinstance(answers, dict):
         return {name: make_room(part, rows, positions) for name, part in answers.items()}
-    if type(answers) is not _class("numpy", "ndarray"):
+    if type(answers) is not loaded_class("numpy", "ndarray"):
         return put_together(rows, [(without(range(rows), positions), answers)])
     numpy = sys.modules["numpy"]
     made, has_answer = numpy.zeros((rows, *answers.shape[1:]), answers.dtype), numpy.ones(rows, bool)
@@ -168,7 +168,7 @@ def _own(value: Any) -> Any:
         return {name: _own(part) for name, part in value.items()}
     if kind is list or kind is tuple:
         return kind(value if not value or type(value[0]) in CONSTANT else map(_own, value))
-    if (array := _class("numpy", "ndarray")) is not None and isinstance(value, array):
+    if (array := loaded_class("numpy", "ndarray")) is not None and isinstance(value, array):
         return value.copy()
     if not _is_tensor(value) or value.requires_grad:
         return value
@@ -260,10 +260,5 @@ def _arrow_of(rows: int, pieces: Sequence[tuple[Sequence[int], Any]]) -> Any:
 
 
 def _is_tensor(array: Any) -> bool:
-    tensor = _class("torch", "Tensor")
+    tensor = loaded_class("torch", "Tensor")
     return tensor is not None and isinstance(array, tensor)
-
-
-def _class(module: str, name: str) -> Any:
-    """A class of a module, if that is imported; another thread may just be about to."""
-    return getattr(sys.modules.get(module), name, None)

@@ -80,12 +80,12 @@ def _are_constant(values: Iterable[Any]) -> bool:
 def _stacked(rows: list[Any]) -> list[Any] | None:
     """Copies of arrays, or tensors, of one kind and shape, in one piece of memory: four times as fast as one by one."""
     first = rows[0]
-    if type(first) not in (_class("numpy", "ndarray"), _class("torch", "Tensor")) or not first.shape:
+    if type(first) not in (loaded_class("numpy", "ndarray"), loaded_class("torch", "Tensor")) or not first.shape:
         return None
     shape, dtype = first.shape, first.dtype
     if any(row.shape != shape or row.dtype != dtype for row in rows):
         return None
-    if type(first) is _class("numpy", "ndarray"):
+    if type(first) is loaded_class("numpy", "ndarray"):
         return None if dtype.hasobject else list(sys.modules["numpy"].stack(rows))
     torch = sys.modules["torch"]
     if any(row.requires_grad or row.device != first.device or row.layout != torch.strided for row in rows):
@@ -93,7 +93,7 @@ def _stacked(rows: list[Any]) -> list[Any] | None:
     return list(torch.stack(rows).unbind(0))
 
 
-def _class(module: str, name: str) -> Any:
+def loaded_class(module: str, name: str) -> Any:
     """A class of a module, if that is imported; another thread may just be about to."""
     return getattr(sys.modules.get(module), name, None)
 
@@ -124,9 +124,9 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
         made.extend([_own(each, memo) for each in value])
     elif kind is tuple and value:
         made = memo[id(value)] = tuple([_own(each, memo) for each in value])
-    elif kind is _class("numpy", "ndarray") and not value.dtype.hasobject:
+    elif kind is loaded_class("numpy", "ndarray") and not value.dtype.hasobject:
         made = memo[id(value)] = value.copy("K")
-    elif kind is _class("torch", "Tensor"):
+    elif kind is loaded_class("torch", "Tensor"):
         made = memo[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
     else:
         made = copy.deepcopy(value, memo)

@@ -20,6 +20,7 @@ import penstock as ps
 from penstock.batching.isolation import Blame, blamed, isolate
 from penstock.errors import AccountingError, OutputError, PenstockError, StepError, TransientError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
+from penstock.inference.calls import How
 from penstock.inference.model import ModelCopy
 from penstock.observe.result import StepCount
 from penstock.run.accounting import check_counts
@@ -586,7 +587,7 @@ def copy_of(handler):
 
 
 def outcomes(handler, rows, **handling):
-    return copy_of(handler).outcomes(list(rows), None, "Ask", Handling(**handling))
+    return copy_of(handler).outcomes(list(rows), How(None, "Ask", Handling(**handling)))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 100, 1024])
@@ -660,7 +661,7 @@ def test_a_handler_that_is_not_safe_to_call_again_is_called_once():
         assert len(handler.batches) == 1
         assert {failure.group for failure in got.failures.values()} == {8}
         with pytest.raises(StepError, match="raised for a batch of 8 rows, which are not safe to call again"):
-            copy_of(handler).outcomes(list(range(8)), None, "Ask")
+            copy_of(handler).outcomes(list(range(8)), How(None, "Ask"))
         assert len(handler.batches) == 2
 
 
@@ -799,7 +800,7 @@ def test_a_handler_that_only_reads_its_rows_can_have_the_rows_themselves(changes
 
     copy, row = ModelCopy("step", Returns()), np.ones(3)
     copy.load()
-    assert copy.outcomes([row], None, "step").answers == [not changes]
+    assert copy.outcomes([row], How(None, "step")).answers == [not changes]
 
 
 def test_functions_around_the_model_may_change_rows_and_failures_have_them_as_they_were(pipeline):

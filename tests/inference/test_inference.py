@@ -15,6 +15,7 @@ from sklearn.linear_model import LinearRegression
 import penstock as ps
 from penstock.errors import ModelLoadError, PredictionCountError, StepError, UsageError
 from penstock.inference import slow
+from penstock.inference.calls import How
 from penstock.inference.model import ModelCopy
 
 ROWS = 3000
@@ -282,7 +283,7 @@ def test_a_call_that_does_not_end_is_told_of_once(watched, monkeypatch, caplog):
     copy = ModelCopy("Score", Slow(), slow=watch)
     copy.load()
     for _ in range(2):
-        copy.outcomes([1], None, "Score")
+        copy.outcomes([1], How(None, "Score"))
     if watch is not None:
         watch.close()
     for thread in [thread for thread in threading.enumerate() if thread.name == "penstock-slow-calls"]:

@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock.errors import StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, Handling
+from penstock.inference.calls import How
 from penstock.inference.model import ModelCopy
 from penstock.retry import Tried, Tries
 
@@ -186,14 +187,14 @@ def copy_of(handler):
 
 def test_a_batch_is_tried_again_as_it_is(tmp_path):
     handler = Model(Shaky(tmp_path, {5: 2}))
-    got = copy_of(handler).outcomes(list(range(8)), None, "Ask", Handling(), AT_ONCE)
+    got = copy_of(handler).outcomes(list(range(8)), How(None, "Ask", Handling(), AT_ONCE))
     assert handler.batches == [list(range(8))] * 3
     assert (got.answers, got.failures, got.calls) == (list(range(8)), {}, 3)
 
 
 def test_the_attempts_are_for_the_batch_and_all_that_it_leads_to(tmp_path):
     handler = Model(Shaky(tmp_path, {5: 99}))
-    got = copy_of(handler).outcomes(list(range(8)), None, "Ask", Handling(), AT_ONCE)
+    got = copy_of(handler).outcomes(list(range(8)), How(None, "Ask", Handling(), AT_ONCE))
     assert handler.batches == [*[list(range(8))] * 3, [0, 1, 2, 3], [4, 5], [4], [5], [6, 7]]
     assert {at: failure.attempts for at, failure in got.failures.items()} == {5: 3}
     assert got.calls == len(handler.batches)
@@ -207,7 +208,7 @@ def test_an_error_that_may_pass_in_the_search_for_another(tmp_path):
             raise ValueError("zero")
         return shaky(row)
 
-    got = copy_of(Model(model)).outcomes([0, 1, 2, 3], None, "Ask", Handling(), AT_ONCE)
+    got = copy_of(Model(model)).outcomes([0, 1, 2, 3], How(None, "Ask", Handling(), AT_ONCE))
     assert got.answers == [None, 1, 2, 3]
     assert list(got.failures) == [0]
 
@@ -217,7 +218,7 @@ def test_memory_that_runs_out_is_no_reason_to_wait():
         raise MemoryError("too large")
 
     handler = Model(model)
-    got = copy_of(handler).outcomes([1], None, "Ask", Handling(), ps.Retry(on=Exception, backoff=1e6))
+    got = copy_of(handler).outcomes([1], How(None, "Ask", Handling(), ps.Retry(on=Exception, backoff=1e6)))
     assert got.failures[0].kind == OUT_OF_MEMORY
     assert len(handler.batches) == 1
 

@@ -90,8 +90,8 @@ def answers(rows):
 
 
 def submit(lane, rows, args=None, **options):
-    ticket = Ticket(rows)
-    lane.submit(ticket, args, **options)
+    ticket = Ticket(rows, **options)
+    lane.submit(ticket, args)
     return ticket
 
 

@@ -22,6 +22,7 @@ from sklearn.ensemble import RandomForestClassifier
 import penstock as ps
 from penstock.errors import ModelLoadError, UsageError
 from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
+from penstock.inference.calls import How
 from penstock.inference.model import ModelCopy
 from penstock.models import sizing
 from penstock.models.activity import BATCHES
@@ -280,7 +281,7 @@ def test_a_batch_that_a_model_runs_counts_as_one() -> None:
     copy = ModelCopy("step", Loads(object), one_of_many=True)
     copy.load()
     assert BATCHES.was_quiet(before)
-    copy.outcomes([1, 2], None, "step")
+    copy.outcomes([1, 2], How(None, "step"))
     assert not BATCHES.was_quiet(before)
     assert BATCHES.was_quiet(BATCHES.mark())
 

@@ -10,7 +10,6 @@ import pytest
 
 import penstock as ps
 from penstock.failures import Handling
-from penstock.inference.process import process_sessions
 from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
@@ -196,54 +195,32 @@ def ask(sessions, handler, rows):
     return [answer for _, answer in answers_in(through(sessions, InferenceSpec.of(handler), rows)[0])]
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "last in, first out"])
 @pytest.mark.parametrize("settings", [{"max_batch_duration_secs": 0.01}, {"large_model": True}], ids=["threads", "a host"])
-def test_users_of_a_process_meet_in_one_session_and_the_last_one_closes_it(tmp_path, order, settings):
+def test_sessions_that_are_closed_leave_no_thread(tmp_path, settings):
     around = Surroundings(folder=str(tmp_path / "run"))
     before = set(threading.enumerate())
-    users = [contextlib.ExitStack(), contextlib.ExitStack()]
-    first, second = (user.enter_context(process_sessions("run", around)) for user in users)
-    assert first is second
-    assert ask(first, Tenfold(**settings), [1]) == [10]
+    sessions = ProcessSessions(Metrics(), around)
+    assert ask(sessions, Tenfold(**settings), [1]) == [10]
     assert threads_of_sessions(before), "batches are run, or the host is listened to, by a thread"
-    users[order[0]].close()
-    assert ask(second, Tenfold(**settings), [2]) == [20], "somebody is left"
-    users[order[1]].close()
-    assert threads_of_sessions(before) == set()
-    with process_sessions("run", around) as third:
-        assert third is not first
-        assert ask(third, Tenfold(**settings), [3]) == [30], "whoever comes later begins anew"
+    sessions.close()
     assert threads_of_sessions(before) == set()
     end_hosts(around.folder)
 
 
-def test_another_run_in_the_same_process_has_sessions_of_its_own():
-    with process_sessions("one") as one, process_sessions("other") as other, process_sessions("one") as again:
-        assert one is again
-        assert one is not other
-
-
-def test_a_user_that_fails_leaves_like_any_other():
-    with contextlib.suppress(RuntimeError), process_sessions("run") as first:
-        raise RuntimeError
-    with process_sessions("run") as second:
-        assert second is not first
-
-
-def test_many_users_at_once_load_a_model_once_at_a_time():
-    """Whoever is there when others come shares their model; rows of all of them are answered, whoever leaves meanwhile."""
+def test_many_threads_at_once_load_a_model_once():
+    """Whoever is there when others come shares their model; rows of all of them are answered."""
     handler, barrier, got = Tenfold(max_batch_size=4), threading.Barrier(8), [None] * 8
-    Tenfold.loads = 0
+    sessions, Tenfold.loads = ProcessSessions(Metrics()), 0
 
     def work(number):
-        with process_sessions("crowd") as sessions:
-            barrier.wait(PATIENCE)
-            got[number] = ask(sessions, handler, [number * 10] * 5)
+        barrier.wait(PATIENCE)
+        got[number] = ask(sessions, handler, [number * 10] * 5)
 
     threads = [threading.Thread(target=work, args=[number], daemon=True) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
+    sessions.close()
     assert got == [[100 * number] * 5 for number in range(8)]
     assert Tenfold.loads == 1

@@ -25,7 +25,7 @@ import penstock as ps
 import penstock.beam as of_penstock
 from beam_programs import Weights, adding, failing_rows, from_file, model_per_key, plain, written
 from beam_runs import RUNNERS, counters, run
-from penstock.inference import process
+from penstock.beam import process_sessions
 from penstock.models.folder_use import remove_unused
 from penstock.models.host_address import run_folder
 
@@ -43,7 +43,7 @@ def nothing_left(descendants, caplog):
     caplog.get_records("call").clear()  # of errors, whose frames refer to functions
     gc.collect()  # a runner that drops a function whose bundle failed may not tear it down
     wait_until(lambda: not [pid for pid in descendants() if not is_zombie_of_beam(pid)])
-    wait_until(lambda: process.in_use == {})
+    wait_until(lambda: process_sessions.in_use == {})
 
     def is_clean():
         return all(used_by_others(name) for name in folders() - before)
@@ -339,6 +339,17 @@ class FailsOnce(ps.ModelHandler):
             Path(self.folder, "failed").touch()
             raise OSError("just now")
         return [each + model.much for each in batch]
+
+
+def test_users_of_a_pipeline_meet_in_the_same_sessions_and_the_last_one_closes_them():
+    (first, _), (second, _), (other, _) = (process_sessions.opened(run, Plus()) for run in ("one", "one", "other"))
+    assert first.held is second.held
+    assert first.held is not other.held
+    for each in (other, first):
+        each.release()
+    assert set(process_sessions.in_use) == {"one"}
+    second.release()
+    assert not process_sessions.in_use
 
 
 def test_a_model_that_fails_once_fails_a_bundle_that_is_retried(tmp_path):

@@ -13,11 +13,11 @@ from penstock.batching.entry import Entry
 from penstock.batching.limits import BatchLimits
 from penstock.failures import CRASHED, LOADING, OUT_OF_MEMORY
 from penstock.models.budget import MemoryBudget
-from penstock.models.commands import BreakBatch, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
+from penstock.models.commands import BreakBatch, KillCopy, RunBatch, StartCopy
 from penstock.models.dispatch import Dispatch
 from penstock.models.host_batches import Submission
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import PATIENCE
+from penstock.models.residency import PATIENCE, LoadNow, UnloadNow
 from penstock.models.uses import ATTEMPTS, KILLS
 from penstock.transport.reports import ErrorReport
 
@@ -105,11 +105,11 @@ class Host:
         else:
             process = self.processes[command.copy]
             assert process.ready
-            if isinstance(command, LoadModel):
+            if isinstance(command, LoadNow):
                 assert command.model not in {*process.models, *process.loading}
                 process.loading.append(command.model)
                 self.loads.append((command.copy, command.model))
-            elif isinstance(command, UnloadModel):
+            elif isinstance(command, UnloadNow):
                 assert all(batch.model != command.model for batch in process.batches), "in use"
                 process.models.remove(command.model)
             else:
@@ -373,7 +373,7 @@ def test_a_model_over_the_budget_fails_its_rows_with_both_numbers():
     host.submit(("x", 2))
     host.processes[0].models.remove("x")
     (load,) = host.decide()
-    assert load == LoadModel(0, "x")
+    assert load == LoadNow("x", 0)
     host.processes[0].loading.clear()
     host.processes[0].models.add("x")
     host.dispatch.keyed.loaded(0, "x", 5_200_000_000, 0.1)
@@ -390,7 +390,7 @@ def test_a_size_that_was_measured_beside_other_loads_refuses_nothing_before_it_w
     host.settle()
     host.dispatch.keyed.files.update({"a": SIZE, "b": SIZE})
     host.submit(("a", 1), ("b", 1))
-    assert host.decide() == [LoadModel(0, "a"), LoadModel(0, "b")]
+    assert host.decide() == [LoadNow("a", 0), LoadNow("b", 0)]
     for name in "ab":  # each saw both grow
         host.processes[0].loading.remove(name)
         host.processes[0].models.add(name)

@@ -23,10 +23,11 @@ from penstock.handlers.remote import (
     kserve_answer,
     kserve_request,
 )
-from penstock.inference.process import process_sessions
 from penstock.inference.remote_handler import RateLimitExceeded
+from penstock.inference.sessions import ProcessSessions
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.stream import open_stream
+from penstock.observe.metrics import Metrics
 from penstock.remote.gate import LONGEST_TOLD
 from penstock.testing import check_handler
 
@@ -528,15 +529,16 @@ def test_a_bundle_that_fails_leaves_the_session_to_others():
     with HttpServer(lambda body, headers: Answer(b"no", status=400) if body["x"] == 3 else Answer({})) as server:
         handler = HttpModelHandler(server.url, request_of, lambda body: 1, max_in_flight=2)
         spec = InferenceSpec.of(handler)
-        with process_sessions("a run") as sessions:
-            for _ in range(2):
-                stream = open_stream(spec, "ask", sessions)
-                with pytest.raises(StepError, match="status 400: no"):
-                    assert not [*stream.push(list(range(10))), *stream.finish()]
-                stream.close()
+        sessions = ProcessSessions(Metrics())
+        for _ in range(2):
             stream = open_stream(spec, "ask", sessions)
-            made = [row for each in [*stream.push([1, 2]), *stream.finish()] for row in each.block]
+            with pytest.raises(StepError, match="status 400: no"):
+                assert not [*stream.push(list(range(10))), *stream.finish()]
             stream.close()
+        stream = open_stream(spec, "ask", sessions)
+        made = [row for each in [*stream.push([1, 2]), *stream.finish()] for row in each.block]
+        stream.close()
+        sessions.close()
     assert [each.inference for each in made] == [1, 1]
 
 

@@ -101,14 +101,14 @@ def test_a_server_ends_with_what_it_started_when_its_guardian_is_killed(tmp_path
 
 def test_a_server_that_dies_is_told_with_its_signal_and_its_log():
     server = start_server(command())
-    assert not server.has_ended()
+    assert server.guardian.poll() is None
     (pid,) = pids_of(server)
     os.kill(pid, signal.SIGSEGV)
     lost = server.lost()
     assert isinstance(lost, ModelLostError)
     assert "SIGSEGV" in str(lost)
     assert "the server starts" in str(lost)
-    assert server.has_ended()
+    assert server.guardian.poll() is not None
 
 
 def test_a_server_that_exits_at_its_start_is_an_error_with_its_log():

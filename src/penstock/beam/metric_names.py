@@ -8,6 +8,7 @@ a model for each key     num_inferences of all, and <first key>-_num_inferences 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from penstock.beam.versions import VersionNames
@@ -30,52 +31,42 @@ def naming_of(spec: InferenceSpec, step: str, around: Surroundings, handler: Any
     if not spec.counts_models:
         return None
     versions = VersionNames(spec, step, around)
-    return _OfEachModel(versions) if spec.by_key is not None else _OfVersions(versions)
+    return partial(_of_each_model if spec.by_key is not None else _of_versions, versions)
 
 
-class _OfVersions:
+def _of_versions(versions: VersionNames, metrics: Metrics, rows: Rows) -> Metrics:
     """Rows count for the version that has answered them; all else of a bundle for the one that has answered most."""
-
-    def __init__(self, versions: VersionNames) -> None:
-        self._versions = versions
-
-    def __call__(self, metrics: Metrics, rows: Rows) -> Metrics:
-        self._versions.look()
-        most = max(rows, key=rows.__getitem__) if rows else None
-        name = self._versions.newest("") if most is None else self._versions.of(*most)
-        made = Metrics({}, {_prefixed(key, name): seen for key, seen in metrics.distributions.items()})
-        for key, count in metrics.counters.items():
-            if key.name != INFERENCES:
-                made.count(key if key.name in OF_STEP else _prefixed(key, name), count)
-                continue
-            for model, answered in rows.items():
-                made.count(_prefixed(key, self._versions.of(*model)), answered)
-        return made
+    versions.look()
+    most = max(rows, key=rows.__getitem__) if rows else None
+    name = versions.newest("") if most is None else versions.of(*most)
+    made = Metrics({}, {_prefixed(key, name): seen for key, seen in metrics.distributions.items()})
+    for key, count in metrics.counters.items():
+        if key.name != INFERENCES:
+            made.count(key if key.name in OF_STEP else _prefixed(key, name), count)
+            continue
+        for model, answered in rows.items():
+            made.count(_prefixed(key, versions.of(*model)), answered)
+    return made
 
 
-class _OfEachModel:
+def _of_each_model(versions: VersionNames, metrics: Metrics, rows: Rows) -> Metrics:
     """All models together as always; and beside it, of each, its rows and its loads."""
-
-    def __init__(self, versions: VersionNames) -> None:
-        self._versions = versions
-
-    def __call__(self, metrics: Metrics, rows: Rows) -> Metrics:
-        self._versions.look()
-        made = Metrics(dict(metrics.counters), dict(metrics.distributions))
-        for key in metrics.counters:
-            if key.name == INFERENCES:
-                for (model, model_id), count in rows.items():
-                    made.count(_prefixed(key, _cohort(model, self._versions.of(model, model_id))), count)
-        for key, use in metrics.models.items():
-            if use.loads:
-                of_model = _cohort(key.name, self._versions.newest(key.name))
-                for name, value in [
-                    ("load_model_latency_milli_secs", use.seconds / use.loads * 1e3),
-                    ("model_byte_size", use.bytes),
-                ]:
-                    seen = made.distributions.setdefault(_prefixed(key._replace(name=name), of_model), Distribution())
-                    seen.record(value, use.loads)
-        return made
+    versions.look()
+    made = Metrics(dict(metrics.counters), dict(metrics.distributions))
+    for key in metrics.counters:
+        if key.name == INFERENCES:
+            for (model, model_id), count in rows.items():
+                made.count(_prefixed(key, _cohort(model, versions.of(model, model_id))), count)
+    for key, use in metrics.models.items():
+        if use.loads:
+            of_model = _cohort(key.name, versions.newest(key.name))
+            for name, value in [
+                ("load_model_latency_milli_secs", use.seconds / use.loads * 1e3),
+                ("model_byte_size", use.bytes),
+            ]:
+                seen = made.distributions.setdefault(_prefixed(key._replace(name=name), of_model), Distribution())
+                seen.record(value, use.loads)
+    return made
 
 
 def _cohort(model: str, version: str) -> str:

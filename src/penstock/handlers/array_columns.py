@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.arrow_columns import numbers_of
 from penstock.errors import BadRowsError, RowError, UsageError
 from penstock.handlers.number_columns import is_number
+from penstock.io.arrow_types import is_list
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,9 +47,9 @@ def check_types(schema: pa.Schema, names: Sequence[str], *, lists: bool, instead
     in one of several columns."""
     for name in names:
         seen = kind = _value_type(schema.field(schema.names.index(name)).type)
-        while lists and _is_list(kind):
+        while lists and is_list(kind):
             kind = kind.value_type
-        if _is_list(kind):
+        if is_list(kind):
             raise UsageError(
                 f"column {name!r} holds {seen}, but each of several columns must hold one number per row; give it alone, "
                 f"as columns={name!r}, or {instead}"
@@ -60,7 +61,7 @@ def check_types(schema: pa.Schema, names: Sequence[str], *, lists: bool, instead
 def _leaves(values: pa.Array, name: str) -> tuple[pa.Array, tuple[int, ...]]:
     """The numbers in a column, and the shape that they have."""
     shape: tuple[int, ...] = (len(values),)
-    while _is_list(values.type):
+    while is_list(values.type):
         _refuse_nulls(values, shape, f"column {name!r} is null in this row, or in a list of it; expected a list of numbers")
         shape = (*shape, _length(values, name))
         values = values.flatten()
@@ -112,8 +113,3 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

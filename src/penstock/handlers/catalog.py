@@ -6,10 +6,12 @@ that imports no framework. Nothing here imports one either; importlib.metadata t
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import MissingPackageError, UsageError
 
@@ -142,6 +144,14 @@ FAMILIES = (
         Need(module="xgboost", distributions=["xgboost", "xgboost-cpu"], least="2.1", tried="3.2"),
     ),
 )
+
+
+def imported(module: str, package: str, extra: str) -> Any:
+    """A module that not all handlers of a family need, or MissingPackageError for its package."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        raise MissingPackageError(package, extra) from exc
 
 
 def check_installed(name: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from penstock.answers import own_answers
 from penstock.errors import UsageError
 from penstock.handlers.catalog import SENTENCES, check_needs, check_versions
 from penstock.handlers.huggingface_encoder_layout import EncoderLayout, layout_of
@@ -32,10 +33,9 @@ from penstock.handlers.huggingface_tokens import (
     example_of,
     is_tokens,
     length_of,
-    no_text,
-    prepared,
-    raise_bad_rows,
+    text_of,
 )
+from penstock.handlers.prepared_rows import prepared, raise_bad_rows
 from penstock.inference.handler_settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     def prepare(self, examples: Sequence[str], tool: EncoderTool, inference_args: InferenceArgs = None) -> list[Any]:
         options = {**self._encode_kwargs, **(inference_args or {})}
         prompt = tool.prompt(options)
-        texts, errors = prepared(examples, _text_of)
+        texts, errors = prepared(examples, text_of)
         if tool.tokenizer is None:
             return raise_bad_rows(errors, [Whole(text, 1) for text in texts])
         rows, more = tool.tokenizer.tokenise([prompt + (text or "") for text in texts])
@@ -299,13 +299,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
             length = self._padded(lengths, model.max_seq_length)
             options = {"processing_kwargs": {"text": {"padding": "max_length", "max_length": length}}, **options}
         vectors = model.encode(texts, **options)
-        return [_own(vector) for vector in vectors] if isinstance(vectors, list) else vectors
-
-
-def _text_of(example: Any) -> str:
-    if not isinstance(example, str):
-        raise no_text(example)
-    return example
+        return own_answers(vectors) if isinstance(vectors, list) else vectors  # views of a batch would be pickled with it
 
 
 def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
@@ -316,12 +310,3 @@ def _takes_plain_texts(settings: Mapping[str, Any]) -> bool:
     return (
         used - {"config_args", "config_kwargs"} <= _SETTINGS and set(modalities) == {"text"} and task == "feature-extraction"
     )
-
-
-def _own(vector: Any) -> Any:
-    """The vector with memory of its own: a view would be pickled, and kept alive, with its whole batch."""
-    if isinstance(vector, Mapping):
-        return {name: _own(part) for name, part in vector.items()}
-    if hasattr(vector, "detach"):
-        return vector.detach().cpu().clone()
-    return vector.copy() if hasattr(vector, "copy") else vector

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -22,6 +21,7 @@ from penstock.handlers.column_types import fits
 from penstock.handlers.huggingface_files import ModelFiles, loading
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer, load_by_transformers, load_tokenizer
 from penstock.handlers.huggingface_tokens import length_of
+from penstock.handlers.pytorch_loading import device_name
 from penstock.handlers.pytorch_running import on_gpu, take_device_seconds
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 InferenceArgs: TypeAlias = Mapping[str, Any] | None
 
-_DEVICES = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|meta)(:\d+)?")  # torch is asked about others
 _PARTS = ("tokenizer", "config", "feature_extractor", "image_processor", "processor")  # arguments that may name a folder
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".ot"}
 _PLAIN = (str, int, float, bool, type(None))
@@ -57,7 +56,7 @@ class HuggingFaceModelHandler(ModelHandler[Any, PredictionResult, Any]):
     ) -> None:
         super().__init__(**settings)
         self._model = os.fspath(model)
-        self._device = _device_name(None if device is None else str(device))
+        self._device = device_name(None if device is None else str(device))
 
     def accelerator(self) -> str | None:
         return {"cuda": "gpu"}.get(self._device, self._device if self._device.startswith("cuda") else None)
@@ -191,15 +190,6 @@ def dtype_on(device: torch.device) -> Any:
     import torch
 
     return torch.float32 if device.type == "cpu" else "auto"
-
-
-def _device_name(device: str | None) -> str:
-    name = {"CPU": "cpu", "GPU": "cuda"}.get(str(device or "CPU").upper(), str(device))
-    if _DEVICES.fullmatch(name):
-        return name
-    from penstock.handlers.pytorch_loading import device_name
-
-    return device_name(device)
 
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], takes: str | None) -> None:

@@ -42,10 +42,9 @@ from penstock.handlers.huggingface_tokens import (
     is_tokens,
     length_of,
     no_text,
-    prepared,
-    raise_bad_rows,
 )
 from penstock.handlers.image_decoding import ImageDecoding, import_pillow
+from penstock.handlers.prepared_rows import prepared, raise_bad_rows
 from penstock.inference.handler_settings import HandlerSettings
 from penstock.rows import shorten
 

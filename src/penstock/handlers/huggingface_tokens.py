@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
-from penstock.errors import BadRowsError, InputError
+from penstock.errors import InputError
 from penstock.handlers.huggingface_tokenizers import LoadedTokenizer
 from penstock.rows import shorten
 
@@ -184,32 +184,19 @@ def _plainest(ids: Array, types: Sequence[int]) -> Any:
     return Tokens(ids, np.array(types, np.int32)) if any(types) else ids
 
 
-def prepared(examples: Sequence[Any], make: Callable[[Any], Any]) -> tuple[list[Any], dict[int, Exception]]:
-    """make(example) for each, None where that raises; and the errors by position."""
-    made: list[Any] = []
-    errors: dict[int, Exception] = {}
-    for at, example in enumerate(examples):
-        try:
-            made.append(make(example))
-        except Exception as exc:
-            errors[at] = exc
-            made.append(None)
-    return made, errors
+def text_of(example: Any) -> str:
+    """The example, if it is a text."""
+    if not isinstance(example, str):
+        raise no_text(example)
+    return example
 
 
-def raise_bad_rows(errors: Mapping[int, Exception], values: list[Any]) -> list[Any]:
-    """The values, or BadRowsError with them where some rows failed."""
-    if errors:
-        raise BadRowsError(dict(sorted(errors.items())), values)
-    return values
-
-
-def no_text(example: Any, expected: str = "text") -> TypeError:
+def no_text(example: Any) -> TypeError:
     """The error of an example that is no text."""
     if example is None:
-        return TypeError(f"expected {expected}, but the row is null; leave such rows out before the model")
+        return TypeError("expected text, but the row is null; leave such rows out before the model")
     return TypeError(
-        f"expected {expected}, but the row is a {type(example).__name__}: {shorten(example)}; name the column that has it "
+        f"expected text, but the row is a {type(example).__name__}: {shorten(example)}; name the column that has it "
         "with columns=, or take it out of the row with with_preprocess_fn()"
     )
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import BadRowsError, RowError, UsageError
+from penstock.errors import RowError, UsageError
 from penstock.handlers.catalog import PILLOW, check_needs
+from penstock.handlers.prepared_rows import prepared, raise_bad_rows
 from penstock.io.files import open_cause, store_of, without_secrets
 from penstock.rows import safe_str
 
@@ -58,17 +59,8 @@ class ImageDecoding:
 
     def decode_all(self, examples: Sequence[Any]) -> list[Any]:
         """One array for each example; BadRowsError for those that are no images, with the arrays of the others."""
-        made: list[Any] = []
-        errors: dict[int, Exception] = {}
-        for at, example in enumerate(examples):
-            try:
-                made.append(self.decode(example))
-            except Exception as exc:
-                made.append(None)
-                errors[at] = exc
-        if errors:
-            raise BadRowsError(errors, made)
-        return made
+        made, errors = prepared(examples, self.decode)
+        return raise_bad_rows(errors, made)
 
     def decode(self, example: Any) -> Any:
         """The array of one image, uint8 [height, width, channels], or what transform() makes of the image."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 from penstock.errors import MissingPackageError, RowError, UsageError
 from penstock.handlers.catalog import check_versions
+from penstock.handlers.column_types import fits
 from penstock.handlers.image_decoding import CHANNELS, ImageDecoding, import_pillow
 from penstock.handlers.number_columns import check_names
 from penstock.handlers.pytorch_loading import usable_device
@@ -121,7 +122,7 @@ class PytorchImageModelHandler(PytorchHandler["ImageExample"]):
             )
         check_names(names, schema.names)
         kind = schema.field(schema.names.index(names[0])).type
-        if not _holds_images(kind):
+        if not fits(kind, "images"):
             raise UsageError(f"column {names[0]!r} holds {kind}; expected paths or bytes of images, or structs of both")
 
     def run_inference(self, batch: Sequence[Any], model: torch.nn.Module, inference_args: InferenceArgs = None) -> Any:
@@ -194,18 +195,6 @@ def _per_channel_on(device: torch.device, numbers: tuple[float, ...]) -> torch.T
     import torch
 
     return torch.tensor(numbers, device=device).view(-1, 1, 1)
-
-
-def _holds_images(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_struct(kind):
-        return bool({field.name for field in kind} & {"bytes", "path"})
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    texts = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    contents = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(texts or contents or types.is_fixed_size_binary(kind) or types.is_null(kind))
 
 
 def _as_size(size: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InputError, MissingPackageError, UsageError
+from penstock.errors import InputError, UsageError
 from penstock.handlers.array_answers import ModelOutputs, by_name
+from penstock.handlers.catalog import imported
 from penstock.handlers.model_files import open_model_file
 from penstock.handlers.threads import thread_share
 from penstock.io.files import hiding_secrets
@@ -50,12 +51,9 @@ def load_params(uri: str, separator: str | None) -> Any:
     if os.path.isdir(path):
         return _load_orbax(path)
     with hiding_secrets([path]), open_model_file(path) as file:
+        safetensors = imported("safetensors.flax", "safetensors", "jax")
         try:
-            from safetensors.flax import load
-        except ModuleNotFoundError as exc:
-            raise MissingPackageError("safetensors", "jax") from exc
-        try:
-            params = load(file.read())
+            params = safetensors.load(file.read())
         except Exception as exc:
             raise InputError(
                 f"{path!r} could not be read: {type(exc).__name__}: {exc}; expected a .safetensors file, or a folder that "
@@ -65,12 +63,9 @@ def load_params(uri: str, separator: str | None) -> Any:
 
 
 def _load_orbax(folder: str) -> Any:
+    orbax = imported("orbax.checkpoint", "orbax-checkpoint", "orbax")
     try:
-        import orbax.checkpoint
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("orbax-checkpoint", "orbax") from exc
-    try:
-        with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        with orbax.StandardCheckpointer() as checkpointer:
             return checkpointer.restore(os.path.abspath(folder))
     except Exception as exc:
         raise InputError(

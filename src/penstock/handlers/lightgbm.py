@@ -99,9 +99,3 @@ class LightGBMModelHandlerPandas(_LightGBMModelHandler[Any], OfTypedFrames):
 class LightGBMModelHandlerSciPy(OfSparse, _LightGBMModelHandler[Any]):
     """Examples are sparse SciPy matrices of one row. The model gets one CSR matrix with a row for each; what a row does not
     have is 0. columns=["positions", "values"] names two columns of lists."""
-
-    def _width(self, model: Any) -> int:
-        return self._features(model).count
-
-    def _order(self, named: Any, model: Any) -> None:
-        """The columns are no features."""

@@ -14,6 +14,7 @@ from penstock.handlers.catalog import check_versions
 from penstock.handlers.server_process import HOST, PORT, ServerCommand
 from penstock.handlers.servers import MODEL, ServerModelHandler
 from penstock.inference.handler_checks import checked_path
+from penstock.remote.rules import check_at_least_one
 
 __all__ = ["LlamaCppModelHandler"]
 
@@ -43,8 +44,7 @@ class LlamaCppModelHandler(ServerModelHandler):
         max_in_flight: requests at once; None: twice `parallel`, so that a row is at hand when one is answered.
         settings: those of ServerModelHandler, such as prompt, columns, request_args, model_copies and start_timeout."""
         for name, value in [("parallel", parallel), ("context", context)]:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name}={value!r}: expected a whole number of at least 1")
+            check_at_least_one(name, value)
         if server is None and server_args:
             raise UsageError("server_args= are for the program llama-server: give its path as server=")
         self._threads = threads

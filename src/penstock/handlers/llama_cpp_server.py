@@ -34,7 +34,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ctx-size", type=int, default=0)
     parser.add_argument("--threads", type=int, default=-1)
     parser.add_argument("--gpu-layers", type=int, default=-1)
-    parser.add_argument("--alias")
     parser.add_argument("--embeddings", action="store_true")
     return parser.parse_args()
 
@@ -49,8 +48,6 @@ def _set(params: Any, options: argparse.Namespace) -> None:
     params.n_gpu_layers = options.gpu_layers
     params.embedding = options.embeddings
     params.ui = False
-    if options.alias:
-        params.model_alias = {options.alias}
     if key := os.environ.get(KEY_VARIABLE):
         params.api_keys = [key]
 

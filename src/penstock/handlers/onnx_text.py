@@ -17,6 +17,7 @@ from penstock.handlers.array_columns import Array
 from penstock.handlers.arrays import InferenceArgs
 from penstock.handlers.onnx_models import OnnxModelHandlerNumpy, SessionOptions
 from penstock.handlers.onnx_sessions import Provider
+from penstock.handlers.prepared_rows import prepared, raise_bad_rows
 from penstock.inference.handler_settings import HandlerSettings
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ class OnnxTextModelHandler(OnnxModelHandlerNumpy):
         return tokenizer, _pad_id(place.json("tokenizer_config.json") or {}, loaded)
 
     def prepare(self, examples: Sequence[str], tool: tuple[TextTokenizer, int], inference_args: InferenceArgs = None) -> Any:
-        from penstock.handlers.huggingface_tokens import ids_of, prepared, raise_bad_rows
+        from penstock.handlers.huggingface_tokens import ids_of, text_of
 
-        texts, errors = prepared(examples, _text_of)
+        texts, errors = prepared(examples, text_of)
         rows, more = tool[0].tokenise([text or "" for text in texts])
         made = [None if row is None else Row(ids_of(row), tool[1]) for row in rows]
         return raise_bad_rows({**more, **errors}, made)
@@ -141,7 +142,7 @@ class OnnxTextModelHandler(OnnxModelHandlerNumpy):
         output = self._run(model, inputs, len(batch), inference_args)
         if isinstance(output, dict):
             parts = {name: self._pooled(part, mask) for name, part in output.items()}
-            return _by_row(parts)
+            return as_rows(parts) if any(isinstance(part, list) for part in parts.values()) else parts
         return self._pooled(output, mask)
 
     def _run_by_length(self, batch: Sequence[Row], lengths: Array, model: Any, inference_args: InferenceArgs) -> list[Any]:
@@ -170,21 +171,6 @@ def _mean(vectors: Array, mask: Array) -> Array:
     weights = mask[..., np.newaxis].astype(vectors.dtype)
     mean: Array = (vectors * weights).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-9)
     return mean
-
-
-def _by_row(parts: Mapping[str, Any]) -> Any:
-    """One dict for each row, where an output is a list; else the arrays."""
-    if not any(isinstance(part, list) for part in parts.values()):
-        return parts
-    return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-
-
-def _text_of(example: Any) -> str:
-    if not isinstance(example, str):
-        from penstock.handlers.huggingface_tokens import no_text
-
-        raise no_text(example)
-    return example
 
 
 def _pad_id(settings: Mapping[str, Any], loaded: Any) -> int:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 from penstock.errors import InputError, MissingPackageError, UsageError
+from penstock.handlers.catalog import imported
 from penstock.handlers.model_files import open_model_file
 from penstock.io.files import hiding_secrets, is_local, store_of
 
 if TYPE_CHECKING:
     import torch
 
-_KNOWN_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
+_KNOWN_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|meta)(:\d+)?")  # torch is asked about others
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def _on_device(program: torch.export.ExportedProgram, device: torch.device) -> t
 @functools.cache
 def usable_device(name: str) -> torch.device:
     """The device of this name, or the CPU where this process can use no CUDA device; warns once for each process."""
-    torch = import_torch()
+    torch = imported("torch", "torch", "torch")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         log.warning("no CUDA device can be used here, so the model runs on the CPU instead of %r", name)
@@ -188,16 +189,7 @@ def device_name(device: str | None) -> str:
     if _KNOWN_DEVICE.fullmatch(name):
         return name
     try:
-        import_torch().device(name)
+        imported("torch", "torch", "torch").device(name)
     except RuntimeError as exc:
         raise UsageError(f"device={device!r}: expected 'CPU', 'GPU' or a torch device such as 'cuda:1': {exc}") from exc
     return name
-
-
-def import_torch() -> Any:
-    """The module torch, or MissingPackageError."""
-    try:
-        import torch
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("torch", "torch") from exc
-    return torch

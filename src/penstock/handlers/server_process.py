@@ -23,13 +23,13 @@ import urllib.request
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from penstock.errors import ModelLoadError, ModelLostError
 from penstock.handlers import server_guardian
-from penstock.transport.interpreters import describe_exit
+from penstock.transport.interpreters import describe_exit, proportional_bytes
 
 HOST = "127.0.0.1"
 PORT, KEY = "{port}", "{key}"
@@ -45,13 +45,11 @@ PATIENCE = 2 * server_guardian.GRACE + 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerCommand:
-    """How a server is started, and when it is ready. `{port}` stands for the port in the command, in the variables and in
-    the URL."""
+    """How a server is started, and when it is ready. `{port}` stands for the port in the command and in the URL."""
 
     command: tuple[str, ...]
     ready_url: str
     start_timeout: float  # seconds
-    variables: Mapping[str, str] = field(default_factory=dict)
     key_variable: str | None = None  # of the environment, where the server looks for the key that requests must carry
     log_file: str | None = None  # all that the server prints is appended to it
 
@@ -94,14 +92,9 @@ class ServerProcess:
         self._hangs = f"has answered no request for {seconds:.0f} s, nor {self.ready_url}"
         self.close()  # after that: requests which it breaks off ask lost() at once
 
-    def has_ended(self) -> bool:
-        """Whether the server is gone. Does not wait."""
-        return self.guardian.poll() is not None
-
     def memory_bytes(self) -> int | None:
         """That the server and what it started hold in RAM; None where that cannot be seen."""
-        sizes = [_proportional_bytes(pid) for pid in descendants(self.guardian.pid)]
-        return sum(size or 0 for size in sizes) or None
+        return sum(map(proportional_bytes, descendants(self.guardian.pid))) or None
 
     def log(self) -> str:
         """The end of what it printed."""
@@ -180,9 +173,7 @@ def start_server(command: ServerCommand) -> ServerProcess:
 
 def _started(command: ServerCommand, port: int) -> ServerProcess:
     key = secrets.token_urlsafe(24) if command.key_variable is not None else ""
-    own = {name: value.replace(PORT, str(port)) for name, value in command.variables.items()}
-    if command.key_variable is not None:
-        own[command.key_variable] = key
+    own = {} if command.key_variable is None else {command.key_variable: key}
     arguments = [argument.replace(PORT, str(port)) for argument in command.command]
     file = None if command.log_file is None else open(command.log_file, "ab", buffering=0)  # noqa: SIM115  # before it starts
     guardian = ServerGuardian(arguments, own)
@@ -276,12 +267,3 @@ def descendants(pid: int) -> set[int]:
     while last := {child for child, parent in parents.items() if parent in last} - found:
         found |= last
     return found
-
-
-def _proportional_bytes(pid: int) -> int | None:
-    """Memory that several processes share is counted in parts."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc", str(pid), "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import InputError, MissingPackageError, UsageError
-from penstock.handlers.catalog import SKOPS, check_needs
+from penstock.handlers.catalog import SKOPS, check_needs, imported
 from penstock.handlers.model_files import open_model_file
 from penstock.io.files import hiding_secrets, without_secrets
 
@@ -53,7 +53,7 @@ def load_estimator(uri: str, file_type: ModelFileType, trusted: Trust) -> Any:
                 return _load_skops(uri, file.read(), trusted)
             if file_type is ModelFileType.PICKLE:
                 return pickle.load(file)
-            return _joblib().load(file)
+            return imported("joblib", "joblib", "sklearn").load(file)
         except (UsageError, MissingPackageError):
             raise
         except Exception as exc:
@@ -94,11 +94,3 @@ def _without_adapters() -> Iterator[None]:
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
-
-
-def _joblib() -> Any:
-    try:
-        import joblib
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("joblib", "sklearn") from exc
-    return joblib

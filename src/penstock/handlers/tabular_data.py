@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.arrow_columns import numbers_of
-from penstock.errors import MissingPackageError, RowError, UsageError
+from penstock.errors import RowError, UsageError
+from penstock.handlers.catalog import imported
 from penstock.handlers.number_columns import is_number, table_of_numbers, table_of_records
 
 if TYPE_CHECKING:
@@ -136,8 +137,4 @@ def _no_numbers(name: str, kind: pa.DataType) -> str:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("pandas", "pandas") from exc
-    return pandas
+    return imported("pandas", "pandas", "pandas")

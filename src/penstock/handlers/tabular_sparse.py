@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import BadRowsError, MissingPackageError, RowError, UsageError
+from penstock.errors import BadRowsError, RowError, UsageError
+from penstock.handlers.boosted_trees import BoostedTreesHandler
+from penstock.handlers.catalog import imported
 from penstock.handlers.number_columns import check_names, is_number, table_of_records
-from penstock.handlers.tabular import InferenceArgs, TabularModelHandler
+from penstock.handlers.tabular import InferenceArgs
+from penstock.io.arrow_types import is_list
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -18,20 +21,16 @@ if TYPE_CHECKING:
 Sparse: TypeAlias = "scipy.sparse.csr_matrix | Mapping[str, Any]"
 
 
-class OfSparse(TabularModelHandler[Sparse]):
+class OfSparse(BoostedTreesHandler[Sparse]):
     """Examples are SciPy matrices of one row; the model gets one CSR matrix with a row for each.
 
     columns=["positions", "values"]: two columns of lists, which features a row has and their values, from 0. What a row does
     not have is missing, or zero, as the model takes it: XGBoost takes it for missing.
     """
 
-    def _width(self, model: Any) -> int:
-        """How many features the model takes."""
-        raise NotImplementedError
-
     def run_inference(self, batch: Sequence[Sparse], model: Any, inference_args: InferenceArgs = None) -> Any:
         if not _are_records(batch):
-            self._check_rows(batch, self._width(model))
+            self._check_rows(batch, self._features(model).count)
         return super().run_inference(batch, model, inference_args)
 
     def _check_rows(self, rows: Sequence[Any], width: int) -> None:
@@ -42,8 +41,11 @@ class OfSparse(TabularModelHandler[Sparse]):
         if bad:
             raise BadRowsError(bad)
 
+    def _order(self, named: Any, model: Any) -> None:
+        """The columns are no features."""
+
     def _run(self, data: Any, rows: int, model: Any, inference_args: InferenceArgs) -> Any:
-        width = self._width(model)
+        width = self._features(model).count
         if self._columns is not None and data.shape[1] != width:  # of lists, the last features need not be there
             told = f"the model in {self.model_id()!r} takes {width} features, but the row has the position"
             _refuse(data.indices >= width, data.indptr, lambda at: f"{told} {data.indices[at]}; positions count from 0")
@@ -97,8 +99,7 @@ def _are_records(rows: Sequence[Any]) -> bool:
 
 
 def _holds_lists(kind: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and of(kind.value_type))
+    return is_list(kind) and of(kind.value_type)
 
 
 def _positions(flat: pa.Array, starts: Any, name: str) -> Any:
@@ -129,8 +130,4 @@ def _refuse_uneven(places: pa.Array, values: pa.Array, names: Sequence[str]) -> 
 
 
 def _scipy_sparse() -> Any:
-    try:
-        import scipy.sparse
-    except ModuleNotFoundError as exc:
-        raise MissingPackageError("scipy", "xgboost") from exc
-    return scipy.sparse
+    return imported("scipy.sparse", "scipy", "xgboost")

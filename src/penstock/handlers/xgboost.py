@@ -125,12 +125,6 @@ class XGBoostModelHandlerSciPy(OfSparse, _XGBoostModelHandler[Any]):
     """Examples are sparse SciPy matrices of one row. The model gets one CSR matrix with a row for each; what a row does not
     have is missing. columns=["positions", "values"] names two columns of lists."""
 
-    def _width(self, model: Any) -> int:
-        return self._features(model).count
-
-    def _order(self, named: Any, model: Any) -> None:
-        """The columns are no features."""
-
 
 class XGBoostModelHandlerDatatable(XGBoostModelHandlerNumpy):
     """Examples are datatable frames of one row. The model gets one matrix with a row for each, because XGBoost no longer

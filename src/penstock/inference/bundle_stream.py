@@ -194,37 +194,36 @@ class InferenceStream:
                 let_through(exc)
                 if handling is None or not handling.handles(exc):
                     raise
-                self._submit(Passage([batches[at]], [position], [], [], failed={0: self._guard.failure(exc)}), alone=True)
+                self._submit(Passage([batches[at]], [position], [], [], failed={0: self._guard.failure(exc)}))
             else:
                 ones = [[example] for example in examples]
-                way = Passage(ones, [position] * len(ones), examples, range(len(ones)))
-                self._submit(self._intake.unkeyed(way, alone=True), alone=True)
+                way = Passage(ones, [position] * len(ones), examples, range(len(ones)), alone=True)
+                self._submit(self._intake.unkeyed(way))
 
-    def _submit(self, passage: Passage, alone: bool = False) -> None:
+    def _submit(self, passage: Passage) -> None:
         made = passage.rows if passage.values is None else passage.values
         if isinstance(made, list) and made:
             self._pacer.saw(made)
         if not row_count(made) and not passage.failed:
             return
         try:
-            self._send(passage, alone)
+            self._send(passage)
         except NotShippableError:  # the model lives in another process
             failed = self._not_packed(rows_of(made)) if self._guard.handling is not None else {}
             if not failed:
                 raise
             passage.fail(failed)
-            self._send(passage, alone)
+            self._send(passage)
         self.rows_in += len(passage.failed)
 
-    def _send(self, passage: Passage, alone: bool) -> None:
+    def _send(self, passage: Passage) -> None:
         """The order of these lines is for answered() and handed_out(), which another thread may call between any two."""
         ticket = self._intake.ticket(passage)
         size = byte_size(ticket.block) + (0 if passage.values is None else byte_size(passage.rows))
-        pending = Pending(ticket, passage, row_count(ticket.block), size, alone)
+        pending = Pending(ticket, passage, row_count(ticket.block), size)
         if pending.rows:
             self._sending = pending
-            weights, lengths = passage.weights, passage.lengths
-            self._lane.submit(ticket, self._spec.inference_args, weights=weights, lengths=lengths, alone=alone)
+            self._lane.submit(ticket, self._spec.inference_args)
         self._pending.append(pending)
         self._sending = None
         self._in_flight += pending.rows
@@ -295,13 +294,12 @@ class InferenceStream:
                 hint = "where files are replaced while they are used, put each version in a folder of its own"
                 raise StepError(f"step {self._step!r}: {what}: {why}; {hint}")
             passage = pending.passage
-            self._intake.prepare_again(passage, pending.alone)
+            self._intake.prepare_again(passage)
             ticket = pending.ticket = self._intake.ticket(passage)
             self._in_flight += row_count(ticket.block) - pending.rows
             pending.rows = row_count(ticket.block)
             if pending.rows:
-                given = {"weights": passage.weights, "lengths": passage.lengths}
-                self._lane.submit(ticket, self._spec.inference_args, **given, alone=pending.alone)
+                self._lane.submit(ticket, self._spec.inference_args)
 
     def _table_out(self, pending: Pending, answers: Any) -> Block:
         ticket, passage = pending.ticket, pending.passage

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.answers import as_arrays, count_of, is_arrow, own_answers, uneven
 from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import PredictionCountError
+from penstock.failures import Handling
 from penstock.inference.columns import as_column, numpy_columns
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import columns_form
+from penstock.retry import Retry
 from penstock.row_copies import own_rows
 from penstock.rows import many
 from penstock.tables import own_table
+
+
+class How(NamedTuple):
+    """How rows are called, and what becomes of those that fail: as whoever submitted them says."""
+
+    args: Any  # of the model, besides the rows
+    step: str  # whose rows they are
+    handling: Handling | None = None
+    retry: Retry | None = None
+    prepared: str | None = None  # with what the rows were, where the model and that may change
 
 
 def call_model(

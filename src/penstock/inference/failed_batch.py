@@ -10,10 +10,10 @@ from penstock.batching.isolation import Blame, blamed, isolate
 from penstock.blocks import drop_rows, row_at, row_count
 from penstock.errors import BadRowsError, EngineError, PenstockError, PredictionCountError, StepError, UsageError
 from penstock.failures import OUT_OF_MEMORY, RAISED, WRONG_COUNT, Failure, Handling
-from penstock.inference.calls import checked_answers, own_unless_native
+from penstock.inference.calls import How, checked_answers, own_unless_native
 from penstock.inference.submitted_rows import SubmittedRows
 from penstock.models.outcome import Outcome
-from penstock.retry import Retry, Tries
+from penstock.retry import Tries
 from penstock.row_copies import as_text
 from penstock.rows import after, let_through, row_error, safe_str, shorten, without
 
@@ -27,7 +27,7 @@ def row_failed(
     copy: ModelCopy, row: Any, error: BaseException, step: str, handling: Handling | None
 ) -> Outcome | PenstockError:
     """What comes of an error of one row, which was called for alone: its failure, or what ends the run."""
-    failed = FailedBatch(copy, SubmittedRows([row], may_change=False, read_again=None), None, step, handling)
+    failed = FailedBatch(copy, SubmittedRows([row], may_change=False, read_again=None), How(None, step, handling))
     try:
         let_through(error)
         exc = failed.of_rows(error, 1)
@@ -43,24 +43,14 @@ def row_failed(
 class FailedBatch:
     """Used by the thread that has called for the batch: no lock. The arguments are those of ModelCopy.outcomes()."""
 
-    def __init__(
-        self,
-        copy: ModelCopy,
-        rows: SubmittedRows,
-        args: Any,
-        step: str,
-        handling: Handling | None = None,
-        retry: Retry | None = None,
-        holds_back: bool = False,
-    ) -> None:
+    def __init__(self, copy: ModelCopy, rows: SubmittedRows, how: How, holds_back: bool = False) -> None:
         self._copy = copy
         self._handler = copy.handler
         self._rows = rows
-        self._args = args
-        self._step = step
-        self._handling = handling
-        self._retry = retry
-        self._tries = Tries(retry)
+        self._how = how
+        self._step = how.step
+        self._handling = how.handling
+        self._tries = Tries(how.retry)
         self._holds_back = holds_back and self._handler.retry_safe
         self._too_large: int | None = None  # rows that did not fit, the last time that some did not
 
@@ -115,7 +105,7 @@ class FailedBatch:
         """The answers, or what the call raised: the last one, if it may be made again."""
         while True:
             try:
-                return self._rows.call(start, stop, self._copy.call, self._args), None
+                return self._rows.call(start, stop, self._copy.call, self._how.args), None
             except BaseException as exc:
                 error = self._blamable(exc, stop - start)
             if error is not None:
@@ -193,8 +183,7 @@ class FailedBatch:
         count = self._rows.count
         rest = without(range(count), bad)
         good = drop_rows(self._rows.part(0, count), bad)
-        how = self._args, self._step, self._handling, self._retry
-        made = self._copy.outcomes(good, *how, holds_back=self._holds_back)
+        made = self._copy.outcomes(good, self._how, holds_back=self._holds_back)
         failures = self._failures(bad)
         return made._replace(
             answers=make_room(made.answers, count, bad),

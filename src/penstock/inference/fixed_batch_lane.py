@@ -26,25 +26,18 @@ from penstock.models.outcome import Outcome
 from penstock.rows import without
 
 
-class _Rows(NamedTuple):
-    """What was submitted together."""
-
-    ticket: Ticket
-    lengths: list[int] | None
-
-
 class _Batches(NamedTuple):
     """Of one model."""
 
-    forming: FixedBatches[_Rows]
-    formed: list[Pieces[_Rows]]
+    forming: FixedBatches[Ticket]
+    formed: list[Pieces[Ticket]]
 
 
 class _Sent(NamedTuple):
     """A batch on its way, and whose rows are in it."""
 
     ticket: Ticket
-    pieces: Pieces[_Rows]
+    pieces: Pieces[Ticket]
 
 
 class FormingLane:
@@ -62,28 +55,19 @@ class FormingLane:
         self._args: Any = None
         self._failed: PenstockError | None = None  # a batch did: none is sent after it
 
-    def submit(
-        self,
-        ticket: Ticket,
-        args: Any = None,
-        *,
-        weights: list[int] | None = None,
-        lengths: list[int] | None = None,
-        alone: bool = False,
-    ) -> None:
+    def submit(self, ticket: Ticket, args: Any = None) -> None:
         """Like a lane's; the arguments are the same for all rows."""
         self._check()
         self._args = args
         ticket.step = self.step
         ticket.gathering = ticket.missing
-        rows = _Rows(ticket, lengths)
         columns = None if isinstance(ticket.block, list) else str(ticket.block.schema)
         parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
         for model, start, stop in parts:
-            if alone:
-                self._send([(rows, start, stop)], model)
+            if ticket.alone:
+                self._send([(ticket, start, stop)], model)
                 continue
-            entry = Entry(rows, stop, start=start, weights=weights, lengths=lengths, group=columns)
+            entry = Entry(ticket, stop, start=start, weights=ticket.weights, lengths=ticket.lengths, group=columns)
             batches = self._batches_of(model)
             for pieces in batches.forming.add(entry, ticket.sizes or ()):
                 if model is None:
@@ -107,12 +91,6 @@ class FormingLane:
             self._hand_out()
         return ticket.answers()
 
-    def pause(self) -> None:
-        self._lane.pause()
-
-    def resume(self) -> None:
-        self._lane.resume()
-
     def close(self) -> None:
         self._lane.close()
 
@@ -128,52 +106,53 @@ class FormingLane:
             self._batches[model] = _Batches(FixedBatches(limits, by_length), [])
         return self._batches[model]
 
-    def _send(self, pieces: Pieces[_Rows], model: str | None) -> None:
+    def _send(self, pieces: Pieces[Ticket], model: str | None) -> None:
         if self._failed is not None:
             return
         block = _batch_of(pieces)
-        as_columns = all(rows.ticket.as_columns for rows, _, _ in pieces)
-        batch = Ticket(block, parts=None if model is None else [(model, 0, row_count(block))], as_columns=as_columns)
+        as_columns = all(ticket.as_columns for ticket, _, _ in pieces)
+        parts = None if model is None else [(model, 0, row_count(block))]
+        batch = Ticket(block, parts=parts, lengths=_lengths_of(pieces), alone=True, as_columns=as_columns)
         try:
-            self._lane.submit(batch, self._args, lengths=_lengths_of(pieces), alone=True)
+            self._lane.submit(batch, self._args)
         except NotShippableError as exc:
             self._send_packable(batch, pieces, model, exc)
             return
         self._failed = batch.error
         self._sent.append(_Sent(batch, pieces))
-        for (ticket, _), start, stop in pieces:  # now that they are sent, to wait for them cuts no batch short
+        for ticket, start, stop in pieces:  # now that they are sent, to wait for them cuts no batch short
             ticket.gathering -= stop - start
 
-    def _send_packable(self, batch: Ticket, pieces: Pieces[_Rows], model: str | None, error: NotShippableError) -> None:
+    def _send_packable(self, batch: Ticket, pieces: Pieces[Ticket], model: str | None, error: NotShippableError) -> None:
         """Send a batch without the rows that cannot be sent, which have failed, if that is handled."""
         handling = self.handling
         found = {} if handling is None else not_packed(rows_of(batch.block), handling, self.step, self._model_id)
         if not found:
             self._failed = error
             return
-        places = [(rows, at) for rows, start, stop in pieces for at in range(start, stop)]
+        places = [(ticket, at) for ticket, start, stop in pieces for at in range(start, stop)]
         for at, failure in found.items():
-            rows, place = places[at]
-            rows.ticket.failures[place] = failure
-            rows.ticket.missing -= 1  # after the failure, as in ticket.py
-            rows.ticket.gathering -= 1
+            ticket, place = places[at]
+            ticket.failures[place] = failure
+            ticket.missing -= 1  # after the failure, as in ticket.py
+            ticket.gathering -= 1
         if rest := without(places, found):
-            self._send([(rows, at, at + 1) for rows, at in rest], model)
+            self._send([(ticket, at, at + 1) for ticket, at in rest], model)
 
     def _hand_out(self) -> None:
         """Give the rows of the oldest batch on its way their answers, and their failures."""
         batch, pieces = self._sent.popleft()
         outcome = Outcome(self._lane.wait(batch), batch.failures, model_id=batch.model_id)
-        hand_out(outcome, [(rows.ticket, start, stop) for rows, start, stop in pieces])
+        hand_out(outcome, pieces)
 
 
-def _batch_of(pieces: Pieces[_Rows]) -> Block:
+def _batch_of(pieces: Pieces[Ticket]) -> Block:
     """The rows of a batch; of a table in one piece, as it would be had it come so."""
-    block = gather([(rows.ticket.block, start, stop) for rows, start, stop in pieces])
+    block = gather([(ticket.block, start, stop) for ticket, start, stop in pieces])
     return block if isinstance(block, list) else block.combine_chunks()
 
 
-def _lengths_of(pieces: Pieces[_Rows]) -> list[int] | None:
+def _lengths_of(pieces: Pieces[Ticket]) -> list[int] | None:
     if pieces[0][0].lengths is None:
         return None
-    return [length for rows, start, stop in pieces for length in (rows.lengths or ())[start:stop]]
+    return [length for ticket, start, stop in pieces for length in (ticket.lengths or ())[start:stop]]

@@ -14,6 +14,7 @@ from penstock.blocks import byte_size, row_at
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import LOADING, Handling
 from penstock.inference.broken_rows import BrokenRows
+from penstock.inference.calls import How
 from penstock.inference.lane import Caller
 from penstock.inference.models_by_key import FileSizes, ModelsByKey
 from penstock.inference.served import at_place, host_spec, place_key
@@ -61,7 +62,7 @@ class HostedSession:
         self._model = at_place(key) if place.shared else None
         self._files = FileSizes(self._handler)
         address = Address(spec.folder(around), name_of(place_key(key, spec, place)))
-        self._client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
+        self.client = HostClient(address, host_spec(key, step, spec, place, around), self, self._model)
 
     def join(
         self, caller: Caller, step: str | None = None, handling: Handling | None = None, retry: Retry | None = None
@@ -71,56 +72,45 @@ class HostedSession:
     def hand_in_metrics(self) -> None: ...
 
     def close(self, *, wait: bool = True) -> None:
-        self._client.close(wait)  # without the sessions' lock: the connection's thread may need it to end
+        self.client.close(wait)  # without the sessions' lock: the connection's thread may need it to end
         with self._changed:
             self._closed = True
             self._changed.notify_all()  # nobody answers those who still wait: see wait()
 
     # For lanes. The client's lock is never taken inside the sessions' one, only the other way round.
 
-    def open_lane(self, number: int) -> None:
-        self._client.join(number)
-
     def close_lane(self, number: int, tickets: list[int]) -> None:
-        self._client.leave(number, tickets)
+        self.client.leave(number, tickets)
         with self._changed:  # answers that come until then fill tickets that nobody reads
             for ticket in tickets:
                 self._open.pop(ticket, None)
 
-    def submit(
-        self,
-        lane: int,
-        submitted: _Open,
-        how: bytes,
-        weights: list[int] | None,
-        lengths: list[int] | None,
-        alone: bool,
-    ) -> int:
-        number = next(self._numbers)
-        block = submitted.ticket.block
-        parts = submitted.ticket.parts if self._model is None else [(self._model, 0, submitted.ticket.missing)]
+    def submit(self, lane: int, submitted: _Open, how: bytes) -> int:
+        number, ticket = next(self._numbers), submitted.ticket
+        block = ticket.block
+        parts = ticket.parts if self._model is None else [(self._model, 0, ticket.missing)]
         message = Submit(
             lane=lane,
             ticket=number,
-            rows=submitted.ticket.missing,
+            rows=ticket.missing,
             payload=b"",
             how=how,
             group=None if isinstance(block, list) else str(block.schema),
-            weights=weights,
-            lengths=lengths,
-            alone=alone,
-            size=0 if lengths is None else byte_size(block),
+            weights=ticket.weights,
+            lengths=ticket.lengths,
+            alone=ticket.alone,
+            size=0 if ticket.lengths is None else byte_size(block),
             parts=parts,
             files={model: self._files[model] for model, _, _ in parts or ()},
         )
-        buffers = pack(block, submitted.ticket.step)
+        buffers = pack(block, ticket.step)
         with self._changed:  # before it is sent: its answer may be here before submit() returns
             self._open[number] = submitted
-        self._client.submit(message, buffers)
+        self.client.submit(message, buffers)
         return number
 
     def wait(self, lane: int, ticket: Ticket, number: int, caller: Caller) -> None:
-        self._client.waits(lane, number)  # so that the host does not keep a batch back for more rows of this lane
+        self.client.waits(lane, number)  # so that the host does not keep a batch back for more rows of this lane
         with self._changed:
             self._owner.waits(caller, ticket)
             try:
@@ -130,12 +120,6 @@ class HostedSession:
                     self._changed.wait()  # until _settle() on the connection's thread, or close()
             finally:
                 self._owner.goes(caller)
-
-    def pause(self, lane: int) -> None:
-        self._client.waits(lane, None)
-
-    def resume(self, lane: int) -> None:
-        self._client.goes(lane)
 
     # What the host says, on the connection's thread. again() is called with the client's lock held, the others without.
 
@@ -221,7 +205,7 @@ class HostedSession:
         self._owner.settled()
         self._changed.release()  # the client's lock comes before this one
         try:
-            self._client.forget(settled)
+            self.client.forget(settled)
         finally:
             self._changed.acquire()
 
@@ -251,18 +235,10 @@ class HostedLane:
         self._args: Any = None
         self._prepared: str | None = None
         self._how: bytes | None = None
-        session.open_lane(number)  # may raise: a lane that is not open is not the caller's to pause
+        session.client.join(number)  # may raise: a lane that is not open is not the caller's to pause
         caller.hosted.append(self)
 
-    def submit(
-        self,
-        ticket: Ticket,
-        args: Any = None,
-        *,
-        weights: list[int] | None = None,
-        lengths: list[int] | None = None,
-        alone: bool = False,
-    ) -> None:
+    def submit(self, ticket: Ticket, args: Any = None) -> None:
         if self._how is None or args is not self._args or ticket.prepared != self._prepared:
             self._args, self._prepared = args, ticket.prepared
             self._how = self._pickled(args)
@@ -270,7 +246,7 @@ class HostedLane:
             return
         ticket.step = self.step
         submitted = _Open(ticket, self.handling)
-        self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how, weights, lengths, alone)
+        self._open[id(ticket)] = self._session.submit(self._number, submitted, self._how)
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
@@ -282,10 +258,11 @@ class HostedLane:
 
     def pause(self) -> None:
         """The bundle waits at another model."""
-        self._session.pause(self._number)
+        self._session.client.waits(self._number, None)
 
     def resume(self) -> None:
-        self._session.resume(self._number)
+        """It goes on."""
+        self._session.client.goes(self._number)
 
     def close(self) -> None:
         self.caller.hosted.remove(self)
@@ -293,7 +270,7 @@ class HostedLane:
 
     def _pickled(self, args: Any) -> bytes:
         try:
-            data: bytes = cloudpickle.dumps((args, self.step, self.handling, self._retry, self._prepared), protocol=5)
+            data: bytes = cloudpickle.dumps(How(args, self.step, self.handling, self._retry, self._prepared), protocol=5)
         except Exception as exc:
             what = f"inference_args cannot be sent to the model's process: {type(exc).__name__}: {safe_str(exc)}"
             raise StepError(f"step {self.step!r}: {what}") from exc

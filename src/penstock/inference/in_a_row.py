@@ -8,7 +8,7 @@ from penstock.answers import as_rows, own_answers
 from penstock.batching.entry import Span
 from penstock.blocks import Block, gather, row_count, slice_rows
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.calls import checked_answers
+from penstock.inference.calls import How, checked_answers
 from penstock.inference.model import ModelCopy
 from penstock.models.outcome import Outcome
 from penstock.row_copies import are_constant
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
     from penstock.inference.residents import Resident
 
 
-def outcomes_in_a_row(copy: Resident, rows: Block, size: int, how: tuple[Any, ...], prepared: str | None) -> list[Outcome]:
-    """Of batches of so many rows; or one for all of them, where none of them is unlike the others. how: the arguments of
-    the model, the step, and how errors are handled, as for ModelCopy.outcomes()."""
+def outcomes_in_a_row(copy: Resident, rows: Block, size: int, how: How) -> list[Outcome]:
+    """Of batches of so many rows; or one for all of them, where none of them is unlike the others."""
     if row_count(rows) <= size:
-        return [copy.outcomes(rows, *how, prepared=prepared)]
-    first = copy.outcomes(slice_rows(rows, 0, size), *how, prepared=prepared)
+        return [copy.outcomes(rows, how)]
+    first = copy.outcomes(slice_rows(rows, 0, size), how)
     if type(first.answers) is not list or not isinstance(copy, ModelCopy) or not _leaves_rows(copy, rows):
-        return [first, *(copy.outcomes(batch, *how, prepared=prepared) for batch in _batches(rows, size, size))]
-    answers, raised = _plain_answers(copy, rows, size, how[0], first.answers)
+        return [first, *(copy.outcomes(batch, how) for batch in _batches(rows, size, size))]
+    answers, raised = _plain_answers(copy, rows, size, how.args, first.answers)
     made = Outcome(answers, model_id=copy.model_id())
     if raised is None and first.is_plain() and first.model_id == made.model_id:
         return [first._replace(answers=answers)]
     outcomes = [first, *(made._replace(answers=each) for each in _batches(answers, size, size))]
     for batch in _batches(rows, len(answers), size):
-        outcomes.append(copy.outcomes(batch, *how, raised=raised))
+        outcomes.append(copy.outcomes(batch, how, raised=raised))
         raised = None
     return outcomes
 

@@ -35,7 +35,6 @@ class Pending:
     passage: Passage
     rows: int
     bytes: int
-    alone: bool = False  # they are one batch as they are
     changes: int = 0  # how often they were prepared again, for another version of the model
 
 

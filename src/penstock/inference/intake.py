@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block, drop_rows, is_table, join, pick_rows, row_count, rows_of, size_of, slice_rows
 from penstock.errors import StepError, UsageError
@@ -19,6 +19,9 @@ from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
 from penstock.inference.ticket import Part, Ticket
 from penstock.rows import PredictionResult, many, measured, row_error, weigh_rows, without
+
+if TYPE_CHECKING:
+    from penstock.inference.model_ways import ModelWays
 
 PER_ROW = ("kept", "keys", "models", "values", "weights", "lengths")
 
@@ -39,6 +42,7 @@ class Passage:
     lengths: list[int] | None = None
     failed: dict[int, Failure] = field(default_factory=dict)  # by place in the piece
     prepared: str | None = None  # with what the values were, where that may change
+    alone: bool = False  # they are one batch as they are
     is_sorted: bool = False  # by model: the order is another than that in which the rows came
 
     def drop(self, failed: Collection[int]) -> None:
@@ -68,7 +72,7 @@ class Passage:
 
     def part(self, start: int, stop: int) -> Passage:
         """Some of the rows, on a way of their own."""
-        part = Passage(self.piece, self.positions, slice_rows(self.rows, start, stop), self.at[start:stop])
+        part = Passage(self.piece, self.positions, slice_rows(self.rows, start, stop), self.at[start:stop], alone=self.alone)
         for name in PER_ROW:
             held = getattr(self, name)
             if held is not None:
@@ -93,17 +97,6 @@ class Passage:
         self.models = self.models or []
 
 
-class ByModel(Protocol):
-    """Of a step with many models (inference/model_ways.py)."""
-
-    def keys_in_table(self, table: Any) -> list[Any]: ...
-
-    def keys_in_rows(self, rows: list[Any]) -> list[Any]: ...
-
-    def lead(self, passage: Passage, keys: list[Any], way: Callable[[Intake, Passage], Passage]) -> Passage:
-        """Each row to the model of its key: those of one model stand together then."""
-
-
 class Intake:
     """Of one step, for one bundle. `note` is told of rows that preprocessing failed for, with the number of the function."""
 
@@ -113,7 +106,7 @@ class Intake:
         guard: Guard,
         preparer: Preparer | None,
         note: Callable[[int, Passage, dict[int, Failure]], None],
-        by_model: ByModel | None = None,
+        by_model: ModelWays | None = None,
     ) -> None:
         """by_model: where there are many, the way of rows into each."""
         self._handler = spec.handler
@@ -145,15 +138,15 @@ class Intake:
     def preprocess(self, passage: Passage) -> None:
         self._preprocess(passage, self._path.before, 0)
 
-    def unkeyed(self, passage: Passage, alone: bool = False) -> Passage:
-        """The rest of the way, for rows after the functions that see keys; `alone`: they are a batch as they are."""
+    def unkeyed(self, passage: Passage) -> Passage:
+        """The rest of the way, for rows after the functions that see keys."""
         self._split_keys(passage)
         if self._models is None:
-            return self.rows_in(passage, alone)
+            return self.rows_in(passage)
         keys = self._models.keys_in_rows(rows_of(passage.rows)) if passage.keys is None else passage.keys
-        return self._models.lead(passage, keys, lambda own, part: own.rows_in(part, alone))
+        return self._models.lead(passage, keys, Intake.rows_in)
 
-    def rows_in(self, passage: Passage, alone: bool = False) -> Passage:
+    def rows_in(self, passage: Passage) -> Passage:
         """Rows without keys, to their model."""
         self._preprocess(passage, self._path.before_model, len(self._path.before))
         passage.kept = rows_of(passage.rows)
@@ -161,7 +154,7 @@ class Intake:
             examples, failed = self._guard.all_or_each(self._examples_of_rows, passage.kept)
             passage.rows = examples
             passage.fail(failed)
-        return self._measured(passage, alone)
+        return self._measured(passage)
 
     def columns_in(self, passage: Passage) -> Passage:
         """A table of the input columns, to its model."""
@@ -175,12 +168,13 @@ class Intake:
         sizes = [size_of(row) for row in rows_of(passage.rows)] if self._counts_bytes else None
         parts = None if passage.models is None else parts_of(passage.models)
         block = passage.rows if passage.values is None else passage.values
-        return Ticket(block, sizes, parts, passage.prepared, as_columns=is_table(passage.piece))
+        measured: dict[str, Any] = {"weights": passage.weights, "lengths": passage.lengths, "alone": passage.alone}
+        return Ticket(block, sizes, parts, passage.prepared, as_columns=is_table(passage.piece), **measured)
 
-    def prepare_again(self, passage: Passage, alone: bool) -> None:
+    def prepare_again(self, passage: Passage) -> None:
         """Rows whose model was replaced by one that takes them prepared otherwise."""
         passage.values = passage.lengths = passage.weights = None
-        self._measured(passage, alone)
+        self._measured(passage)
 
     def inputs_of(self, table: Any) -> Any:
         """The columns that the model takes."""
@@ -237,16 +231,16 @@ class Intake:
             raise row_error(self._step, rows[0], exc) from exc
         return self._examples(inputs)
 
-    def _measured(self, passage: Passage, alone: bool = False) -> Passage:
+    def _measured(self, passage: Passage) -> Passage:
         """With weights, prepared values and lengths, where they are needed."""
-        if self._weigh is not None and not alone and row_count(passage.rows):
+        if self._weigh is not None and not passage.alone and row_count(passage.rows):
             passage.weights, failed = self._guard.all_or_each(self._weights_of, rows_of(passage.rows))
             passage.fail(failed)
         if self._preparer is not None and row_count(passage.rows):
             passage.prepared = self._preparer.prepared
             passage.values, failed = self._preparer.prepare(rows_of(passage.rows), self._args)
             passage.fail(failed)
-        if self._measures and not alone and row_count(passage.rows):
+        if self._measures and not passage.alone and row_count(passage.rows):
             of = passage.rows if passage.values is None or self._of_examples else passage.values
             passage.lengths, failed = self._guard.all_or_each(self._lengths_of, rows_of(of))
             passage.fail(failed)

@@ -9,12 +9,10 @@ from typing import Any
 from penstock.display import Look
 from penstock.errors import UsageError
 from penstock.inference.handler import ModelHandler
-from penstock.inference.model_keys import Mapped, OfKey, Pattern
+from penstock.inference.model_keys import Handler, Mapped, OfKey, Pattern
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.models.budget import MemoryBudget
 from penstock.pipeline.hints import parse_bytes
-
-Handler = ModelHandler[Any, Any, Any]
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cloudpickle
 
-from penstock.batching.entry import Entry, Span
+from penstock.batching.entry import Span
 from penstock.blocks import byte_size
 from penstock.errors import PenstockError
 from penstock.failures import Handling
 from penstock.inference.ticket import Ticket, hand_out
-from penstock.models.front import Front
+from penstock.models.front import Front, entries_of
 from penstock.models.outcome import Outcome
 from penstock.retry import Retry
+
+if TYPE_CHECKING:
+    from penstock.inference.hosted import HostedLane
+    from penstock.inference.session import InferenceSession
 
 
 class Lane(Protocol):
@@ -29,25 +33,12 @@ class Lane(Protocol):
     def handling(self) -> Handling | None:
         """Which errors cost a row."""
 
-    def submit(
-        self,
-        ticket: Ticket,
-        args: Any = None,
-        *,
-        weights: list[int] | None = None,
-        lengths: list[int] | None = None,
-        alone: bool = False,
-    ) -> None:
-        """Rows for the model; `alone`: they are one batch as they are. May run the model on this thread."""
+    def submit(self, ticket: Ticket, args: Any = None) -> None:
+        """Rows for the model. May run it on this thread."""
 
     def wait(self, ticket: Ticket) -> Any:
         """The answers, when they are there (Ticket.answers()). Rows that failed, where that is handled, are in
         ticket.failures."""
-
-    def pause(self) -> None:
-        """No rows come until resume(): the bundle waits at another model."""
-
-    def resume(self) -> None: ...
 
     def close(self) -> None:
         """No more rows come; what is still there, nobody wants."""
@@ -62,10 +53,10 @@ class Caller:
     def __init__(self) -> None:
         self.waits_for: Ticket | None = None
         self.fronts: dict[LocalLane, Front[Request]] = {}  # of models in this process: its lanes, and where they lead
-        self.hosted: list[Lane] = []  # its lanes to models in other processes, which cannot see that it waits
+        self.hosted: list[HostedLane] = []  # its lanes to models in other processes, which cannot see that it waits
 
     @contextlib.contextmanager
-    def paused(self, here: Lane) -> Iterator[None]:
+    def paused(self, here: LocalLane | HostedLane) -> Iterator[None]:
         """Inside, hosts know that this bundle waits at another model, and adds no rows to theirs."""
         elsewhere = [lane for lane in self.hosted if lane is not here]
         for lane in elsewhere:
@@ -90,20 +81,11 @@ class Request(NamedTuple):
     lane: LocalLane
 
 
-class _Session(Protocol):
-    """What a lane needs of the session that it leads into."""
-
-    def load(self) -> None: ...
-    def submit(self, entries: list[Entry[Request]]) -> None: ...
-    def wait(self, ticket: Ticket, caller: Caller) -> None: ...
-    def leave(self, lane: LocalLane) -> None: ...
-
-
 class LocalLane:
     """The way into a session of this process. Its fields are its thread's own; the session has the lock."""
 
     def __init__(
-        self, session: _Session, caller: Caller, step: str, handling: Handling | None = None, retry: Retry | None = None
+        self, session: InferenceSession, caller: Caller, step: str, handling: Handling | None, retry: Retry | None
     ) -> None:
         self.caller = caller
         self.step = step
@@ -113,39 +95,16 @@ class LocalLane:
         self._args: Any = None
         self._args_identity: Hashable = None
 
-    def submit(
-        self,
-        ticket: Ticket,
-        args: Any = None,
-        *,
-        weights: list[int] | None = None,
-        lengths: list[int] | None = None,
-        alone: bool = False,
-    ) -> None:
+    def submit(self, ticket: Ticket, args: Any = None) -> None:
         self._session.load()
         if args is not self._args:
             self._args, self._args_identity = args, identity_of(args)
         ticket.step = self.step
-        columns = None if alone or isinstance(ticket.block, list) else str(ticket.block.schema)
+        columns = None if ticket.alone or isinstance(ticket.block, list) else str(ticket.block.schema)
         # As in a host: an error names a step.
         group = (columns, self._args_identity, self.step, self.handling, self.retry, ticket.prepared)
-        request, size = Request(ticket, args, self), 0 if lengths is None else byte_size(ticket.block)
-        parts: Sequence[tuple[str | None, int, int]] = ticket.parts or [(None, 0, ticket.missing)]
-        entries = [
-            Entry(
-                request,
-                stop,
-                start=start,
-                weights=weights,
-                lengths=lengths,
-                group=group,
-                alone=alone,
-                bytes=size * (stop - start) // ticket.missing if size else 0,
-                model=model,
-            )
-            for model, start, stop in parts
-        ]
-        self._session.submit(entries)
+        size = 0 if ticket.lengths is None else byte_size(ticket.block)
+        self._session.submit(entries_of(Request(ticket, args, self), ticket, ticket.missing, size, group))
 
     def wait(self, ticket: Ticket) -> Any:
         if not ticket.settled:
@@ -153,11 +112,6 @@ class LocalLane:
             with self.caller.paused(self) if self.caller.hosted else contextlib.nullcontext():
                 self._session.wait(ticket, self.caller)
         return ticket.answers()
-
-    def pause(self) -> None:
-        """The session sees that its caller waits."""
-
-    def resume(self) -> None: ...
 
     def close(self) -> None:
         self._session.leave(self)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from penstock.answers import as_rows, bare, named
 from penstock.blocks import Block
 from penstock.errors import ModelLoadError
 from penstock.failures import Handling
+from penstock.inference.calls import How
 from penstock.inference.handler import ModelHandler
 from penstock.inference.model import ModelCopy
 from penstock.models.freed_memory import trim
 from penstock.models.outcome import Outcome
-from penstock.models.versions import Version, Wanted
-from penstock.retry import Retry
+from penstock.models.versions import Version
 from penstock.rows import let_through, safe_str
 
 ANY_ERROR = Handling()
@@ -48,63 +48,17 @@ class Live:
         return made if made.model_id is None else made._replace(answers=named(made.answers, made.model_id, self._names))
 
 
-class Followed(Protocol):
-    """A model that is told which versions are wanted, by one thread."""
-
-    name: str
-
-    def follow(self, wanted: Wanted) -> None:
-        """Something else is wanted now, maybe."""
-
-    def tidy(self) -> None:
-        """Now and then: free what nobody uses any more."""
-
-
-class Reports(Protocol):
-    """What is said of versions here, and asked about them elsewhere (inference/refresher.py)."""
-
-    def follow(self, model: Followed) -> None:
-        """It is loaded: tell it what is wanted, as that changes."""
-
-    def wanted(self, model: str) -> Wanted: ...
-
-    def room_for(self, places: Mapping[str, int]) -> str | None:
-        """Why a model that takes so many bytes, by where they are, does not fit beside what is there; None: it does."""
-
-    def served(self, model: str, live: Live, how: str) -> None: ...
-
-    def refused(self, model: str, version: Version, why: str) -> None: ...
-
-    def is_refused(self, model: str, version: Version) -> bool:
-        """Whether it was refused in this process; never the handler's own model, which is tried whatever happened."""
-
-    def tried(self, model: str, version: Version, rows: int, errors: int) -> None: ...
-
-    def at_work(self, version: Version, what: str, rows: int = 0) -> AbstractContextManager[None]: ...
-
-    def deaths(self, version: Version, what: str) -> int: ...
-
-    def is_as_announced(self, version: Version) -> bool:
-        """Whether its files are still what they were when it was announced."""
-
-    def replaced_by(self, handler: ModelHandler[Any, Any, Any]) -> str:
-        """The stamp of what is in the place of the handler's own model; empty: it is what it was when the run began."""
-
-
 class VersionCall(NamedTuple):
     """A batch, and how it is called."""
 
     batch: Block
-    args: Any
-    step: str
-    handling: Handling | None
-    retry: Retry | None
+    how: How
     holds_back: bool
     read_again: Callable[[], Block] | None
 
     def on(self, live: Live) -> Outcome:
-        how = self.args, self.step, self.handling, self.retry
-        return live.named(live.copy.outcomes(self.batch, *how, holds_back=self.holds_back, read_again=self.read_again))
+        options: dict[str, Any] = {"holds_back": self.holds_back, "read_again": self.read_again}
+        return live.named(live.copy.outcomes(self.batch, self.how, **options))
 
     def for_another(self) -> VersionCall:
         """The rows as they were: a model may have changed those that it was given."""
@@ -127,7 +81,7 @@ def prepared_with(handler: ModelHandler[Any, Any, Any], version: Version) -> str
 def tried(new: Live, call: VersionCall) -> tuple[Outcome | None, str]:
     """What a new version makes of a batch, errors included, and one of them; None: nothing."""
     try:
-        made = call._replace(handling=ANY_ERROR, retry=None, holds_back=False).on(new)
+        made = call._replace(how=call.how._replace(handling=ANY_ERROR, retry=None), holds_back=False).on(new)
     except BaseException as exc:
         let_through(exc)
         return None, told_error(exc)

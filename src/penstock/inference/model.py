@@ -10,9 +10,8 @@ from typing import Any
 
 from penstock.answers import cut
 from penstock.blocks import Block, row_count
-from penstock.failures import Handling
 from penstock.forks import end_if_forked, this_process
-from penstock.inference.calls import call_model, filled
+from penstock.inference.calls import How, call_model, filled
 from penstock.inference.failed_batch import FailedBatch
 from penstock.inference.handler import AnnouncingHandler, ModelHandler, variables_of
 from penstock.inference.model_loading import load_model_of
@@ -22,7 +21,6 @@ from penstock.models.activity import BATCHES
 from penstock.models.loading import LoadedModel
 from penstock.models.memory import file_bytes
 from penstock.models.outcome import Outcome
-from penstock.retry import Retry
 
 BYTES_SAMPLED_EVERY = 16  # batches: measuring the size of a batch can cost more than running it
 
@@ -70,21 +68,17 @@ class ModelCopy:
     def outcomes(
         self,
         batch: Block,
-        args: Any,
-        step: str,
-        handling: Handling | None = None,
-        retry: Retry | None = None,
+        how: How,
         *,
         holds_back: bool = False,
         read_again: Callable[[], Block] | None = None,
-        prepared: str | None = None,
         raised: BaseException | None = None,
     ) -> Outcome:
         """One answer or one failure per row. A batch that raises runs again in parts until the rows that fail alone are
         found. Errors that are not handled are raised; they name the row that is to blame, and the step that it came from:
         several may share this model.
 
-        What `retry` names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
+        What how.retry names is tried again first. Its attempts are for the batch and all that it leads to: a fault that has
         outlasted them is not waited for once more in every part.
 
         holds_back: a row that does not fit alone is not blamed but left `again`, for a caller that can start this process
@@ -94,16 +88,15 @@ class ModelCopy:
         call. The handler is then given the batch itself, and its answers are taken as they are; without it, copies of what
         could be changed: every call sees the rows as they were submitted, and no call changes answers of another.
 
-        prepared: asked for where a model has versions (inference/refreshed_model.py): all rows are prepared for this one.
-
         raised: what the first call of the batch has raised, if somebody else has made it."""
         rows = SubmittedRows(batch, self.handler.changes_rows(), read_again)
         try:
             if raised is not None:
                 raise raised
-            answers = rows.call(0, rows.count, self.call if read_again is None else partial(self.call, sent=True), args)
+            call = self.call if read_again is None else partial(self.call, sent=True)
+            answers = rows.call(0, rows.count, call, how.args)
         except BaseException as exc:
-            return FailedBatch(self, rows, args, step, handling, retry, holds_back).outcome(exc)
+            return FailedBatch(self, rows, how, holds_back).outcome(exc)
         on_device = self._own.device_seconds if self._sees_device else None
         return Outcome(answers, model_id=self.model_id(), device_seconds=on_device)
 

@@ -19,26 +19,31 @@ def load_model_of(
 ) -> LoadedModel:
     """Load it with these variables in the environment. ModelLoadError if the handler raises."""
 
-    def asked(method: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except PenstockError:
-            raise
-        except BaseException as exc:
-            let_through(exc)
-            what = f"{type(handler).__name__}.{method}() raised {type(exc).__name__}: {safe_str(exc)}"
-            raise ModelLoadError(f"step {step!r}: {what}") from exc
-
     def load_model() -> Any:
         if set_variables := getattr(handler, "set_environment_vars", None):  # of Beam's
-            asked("set_environment_vars", set_variables)
-        return asked("load_model", handler.load_model)
+            asked(handler, step, "set_environment_vars", set_variables)
+        return asked(handler, step, "load_model", handler.load_model)
+
+    def model_bytes(model: Any) -> int | None:
+        return checked_bytes(asked(handler, step, "model_bytes", lambda: handler.model_bytes(model)))
 
     return load(
         load_model,
         variables,
         model_files=handler.model_files,
-        declared_bytes=lambda model: checked_bytes(asked("model_bytes", lambda: handler.model_bytes(model))),
+        declared_bytes=model_bytes,
         beside=handler,
         one_of_many=one_of_many,
     )
+
+
+def asked(handler: ModelHandler[Any, Any, Any], step: str, method: str, call: Callable[[], T]) -> T:
+    """What a method of the handler that loads something gives. ModelLoadError if it raises."""
+    try:
+        return call()
+    except PenstockError:
+        raise
+    except BaseException as exc:
+        let_through(exc)
+        what = f"{type(handler).__name__}.{method}() raised {type(exc).__name__}: {safe_str(exc)}"
+        raise ModelLoadError(f"step {step!r}: {what}") from exc

@@ -14,12 +14,12 @@ from penstock.inference.guard import Guard
 from penstock.inference.intake import Intake, Passage, parts_of
 from penstock.inference.model_keys import Handler
 from penstock.inference.models_by_key import ModelsByKey
+from penstock.inference.path import NO_KEY
 from penstock.inference.preparing import Preparer
 from penstock.inference.spec import InferenceSpec
 from penstock.models.uses import not_loaded
 from penstock.rows import let_through
 
-NO_KEY = object()
 MOST_KNOWN = 100_000  # keys whose models are remembered
 
 
@@ -53,6 +53,7 @@ class ModelWays:
         return [row.get(name, NO_KEY) if isinstance(row, dict) else NO_KEY for row in rows]
 
     def lead(self, passage: Passage, keys: list[Any], way: Callable[[Intake, Passage], Passage]) -> Passage:
+        """Each row to the model of its key: those of one model stand together then."""
         names, failed = self._guard.all_or_each(self._names_of, keys)
         passage.models = names
         passage.fail(failed)

@@ -6,7 +6,7 @@ one place, and run on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.inference.handler import ModelHandler, is_prebatched
 from penstock.inference.keyed import KeyedModelHandler
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.pipeline.functions import describe_function
-from penstock.rows import map_rows, shorten
+from penstock.rows import shorten
 
 NO_KEY = object()
 FAILED_INFERENCES = "failed_inferences"  # the output of a step
@@ -100,13 +100,6 @@ def join_keys(keys: list[Any] | None, answers: list[Any]) -> list[Any]:
     if keys is None:
         return answers
     return [answer if key is NO_KEY else (key, answer) for key, answer in zip(keys, answers, strict=True)]
-
-
-def through(functions: Sequence[Callable[[Any], Any]], rows: list[Any], step: str, what: str) -> list[Any]:
-    """The rows after all functions, in order; an error names the step, the function and the row."""
-    for function in functions:
-        rows = map_rows(function, rows, name_of(function, step, what))
-    return rows
 
 
 def name_of(function: Callable[[Any], Any], step: str, what: str) -> str:

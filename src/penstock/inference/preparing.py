@@ -11,9 +11,7 @@ from penstock.answers import as_rows, put_together
 from penstock.errors import (
     BadRowsError,
     EngineError,
-    ModelLoadError,
     NotShippableError,
-    PenstockError,
     StepError,
     UsageError,
 )
@@ -23,10 +21,11 @@ from penstock.inference.calls import own_unless_native
 from penstock.inference.guard import Guard
 from penstock.inference.handler import ModelHandler
 from penstock.inference.lane import Lane
+from penstock.inference.model_loading import asked
 from penstock.inference.ticket import Ticket, not_packed
 from penstock.models.versions import Version
 from penstock.row_copies import own_rows, told_once
-from penstock.rows import let_through, many, row_error, safe_str, without
+from penstock.rows import let_through, many, row_error, without
 
 Handler = ModelHandler[Any, Any, Any]
 
@@ -42,21 +41,18 @@ class Preparer(Protocol):
         """One value for each example, anything where it failed; and the failures by position. Errors that are not handled
         are raised, and name the example."""
 
-    def close(self) -> None: ...
-
 
 class Preparers(NamedTuple):
     """Of a bundle's stream: that of its step; or, where there are many models, of each."""
 
     of_step: Preparer | None
     of_model: Callable[[str, Handler, Guard], Preparer | None] = lambda *_: None  # by name
-    lane: Lane | None = None  # that those of all models share
+    lane: Lane | None = None  # to the process where rows are prepared
     change: Callable[[int], bool] = lambda _: False  # prepare for the version of this number from now on: if it is another
 
     def close(self) -> None:
-        for each in (self.of_step, self.lane):
-            if each is not None:
-                each.close()
+        if self.lane is not None:
+            self.lane.close()
 
 
 class VersionTool(NamedTuple):
@@ -99,14 +95,7 @@ class Tools:
 
 def load_tool(handler: Handler, step: str) -> Any:
     """ModelLoadError if it cannot be loaded."""
-    try:
-        return handler.load_prepare()
-    except PenstockError:
-        raise
-    except BaseException as exc:
-        let_through(exc)
-        what = f"{type(handler).__name__}.load_prepare() raised {type(exc).__name__}: {safe_str(exc)}"
-        raise ModelLoadError(f"step {step!r}: {what}") from exc
+    return asked(handler, step, "load_prepare", handler.load_prepare)
 
 
 class ThreadPreparer:
@@ -136,8 +125,6 @@ class ThreadPreparer:
                 raise raised from error
             failed[at] = self._guard.failure(error, PREPARING).because(why)
         return values, failed
-
-    def close(self) -> None: ...
 
     def _tried(self, examples: list[Any], tool: Any, args: Any) -> tuple[list[Any], dict[int, BaseException]]:
         """The values, and the errors of examples that cannot be prepared. One that cannot be copied is given once."""
@@ -218,7 +205,7 @@ class IsolatedPreparer:
     prepared: str | None = None
 
     def __init__(self, lane: Lane, guard: Guard, model: str | None = None) -> None:
-        self._lane = lane  # this stream's; where models share one, Preparers.close() closes it
+        self._lane = lane
         self._guard = guard
         self._model = model
 
@@ -238,9 +225,6 @@ class IsolatedPreparer:
         made = as_rows(self._lane.wait(ticket)) if sent else []
         failed |= {sent[at]: _of_preparing(failure) for at, failure in ticket.failures.items()}
         return put_together(len(examples), [(sent, made)]), failed
-
-    def close(self) -> None:
-        self._lane.close()
 
     def _ticket(self, examples: list[Any]) -> Ticket:
         return Ticket(examples, parts=None if self._model is None else [(self._model, 0, len(examples))])

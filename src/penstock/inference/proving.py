@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import row_count
-from penstock.inference.live_versions import Live, Reports, VersionCall, differing, one_error, told_error, tried
+from penstock.inference.live_versions import Live, VersionCall, differing, one_error, told_error, tried
 from penstock.models.outcome import Outcome
+
+if TYPE_CHECKING:
+    from penstock.inference.refresher import Refresher
 
 
 class Proving:
@@ -15,7 +18,7 @@ class Proving:
 
     def __init__(
         self,
-        reports: Reports,
+        reports: Refresher,
         compare: Callable[[Any, Any], Any] | None,
         judge: Callable[[Live, int, int, str], None],
     ) -> None:

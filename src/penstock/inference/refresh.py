@@ -47,10 +47,10 @@ class Refresh:
             if names := [name for name, value in given.items() if value is not None]:
                 raise UsageError(f"{names[0]}= is for a canary: give canary=, the share of rows that a new model gets first")
             return cls(validate=validate, golden_rows=golden_rows)
-        _check_number("canary", canary, 0, 1, "the share of rows that a new model gets first, more than 0 and less than 1")
+        _check_share("canary", canary, "the share of rows that a new model gets first, more than 0 and less than 1")
         rate = 0.0 if max_error_rate is None else max_error_rate
         if rate != 0:
-            _check_number("max_error_rate", rate, 0, 1, "the share of its rows that may fail, from 0 to less than 1")
+            _check_share("max_error_rate", rate, "the share of its rows that may fail, from 0 to less than 1")
         rows = CANARY_ROWS if canary_rows is None else canary_rows
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
             raise UsageError(f"canary_rows={rows!r}: expected a whole number of rows, at least 1")
@@ -120,7 +120,6 @@ def check_reads(handler: ModelHandler[Any, Any, Any], source: Any) -> None:
             )
 
 
-def _check_number(name: str, given: object, above: float, below: float, expected: str) -> None:
-    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-    if not is_number or not above < float(given) < below:  # type: ignore[arg-type]
+def _check_share(name: str, given: object, expected: str) -> None:
+    if not isinstance(given, numbers.Real) or isinstance(given, bool) or not 0 < float(given) < 1:
         raise UsageError(f"{name}={given!r}: expected {expected}")

@@ -13,16 +13,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.blocks import Block, row_count
 from penstock.errors import ModelLoadError
-from penstock.failures import Handling
+from penstock.inference.calls import How
 from penstock.inference.live_versions import (
     BREATH,
     OLD_FIRST,
     Live,
-    Reports,
     VersionCall,
     free,
     told_error,
@@ -31,13 +30,15 @@ from penstock.inference.live_versions import (
 )
 from penstock.inference.model import ModelCopy
 from penstock.inference.proving import Proving
-from penstock.inference.refresh import Refresh
+from penstock.inference.refresh import Refreshing
 from penstock.inference.version_loading import VersionLoader
 from penstock.models.loading import LoadedModel
 from penstock.models.outcome import Outcome
 from penstock.models.versions import ORIGINAL, Version, Wanted
-from penstock.retry import Retry
 from penstock.rows import let_through
+
+if TYPE_CHECKING:
+    from penstock.inference.refresher import Refresher
 
 
 class RefreshedModel:
@@ -47,18 +48,13 @@ class RefreshedModel:
         self,
         name: str,
         make: Callable[[Version], ModelCopy],
-        refresh: Refresh,
-        reports: Reports,
-        *,
-        prepares_alike: bool = False,
-        load_timeout: float | None = None,
+        told: Refreshing,
+        reports: Refresher,
     ) -> None:
-        """prepares_alike: how rows are prepared cannot change; versions that need that are refused. load_timeout: seconds
-        that loading may take, but for the first."""
         self.name = name
         self._reports = reports
-        self._loader = VersionLoader(name, make, refresh, reports, prepares_alike, load_timeout)
-        self._proving = Proving(reports, refresh.compare, self._judge)
+        self._loader = VersionLoader(name, make, told, reports)
+        self._proving = Proving(reports, told.refresh.compare, self._judge)
         self._loading = threading.Lock()  # whoever comes first loads the first version; taken before _changed, never inside
         self._own = threading.local()  # whom to tell of a call, of each thread
         # Guards what follows, and the leases of versions; never held while a model is loaded, called or freed. Notified when
@@ -117,18 +113,14 @@ class RefreshedModel:
     def outcomes(
         self,
         batch: Block,
-        args: Any,
-        step: str,
-        handling: Handling | None = None,
-        retry: Retry | None = None,
+        how: How,
         *,
         holds_back: bool = False,
         read_again: Callable[[], Block] | None = None,
-        prepared: str | None = None,
     ) -> Outcome:
-        """As of a ModelCopy. `prepared`: with what the rows were; where no version here takes that, nothing is called, and
-        the outcome says for which version they are to be prepared again."""
-        call = VersionCall(batch, args, step, handling, retry, holds_back, read_again)
+        """As of a ModelCopy. Where no version here takes rows that are prepared like these, nothing is called, and the
+        outcome says for which version they are to be prepared again."""
+        call, prepared = VersionCall(batch, how, holds_back, read_again), how.prepared
         with self._leased(row_count(batch), prepared) as (live, old):
             if live.prepared != prepared:
                 return Outcome([None] * row_count(batch), stale=live.version.number)
@@ -137,9 +129,7 @@ class RefreshedModel:
             if not live.copy.handler.retry_safe:
                 return self._proving.once(live, call)
             made = self._proved_alone(live, call) if old is None else self._proving.beside(live, old, call)
-        return made or self.outcomes(
-            *call.for_another()[:5], holds_back=holds_back, read_again=read_again, prepared=prepared
-        )
+        return made or self.outcomes(call.for_another().batch, how, holds_back=holds_back, read_again=read_again)
 
     # A version for a batch.
 

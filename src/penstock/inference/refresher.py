@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.inference.handler import ModelHandler
-from penstock.inference.live_versions import Followed, Live
+from penstock.inference.live_versions import Live
 from penstock.inference.refresh import Refreshing
 from penstock.io.file_pattern import stamp_of
 from penstock.models.budget import MemoryBudget
@@ -18,6 +18,9 @@ from penstock.models.sizing import RAM
 from penstock.models.uses import bytes_told
 from penstock.models.version_files import Status, VersionFiles
 from penstock.models.versions import Trial, Version, Wanted, wanted_of
+
+if TYPE_CHECKING:
+    from penstock.inference.refreshed_model import RefreshedModel
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class Refresher:
         self._resized = resized
         # Guards what follows; not held while a model is told, which may load a version, nor while resized() is called.
         self._lock = threading.Lock()
-        self._models: dict[str, Followed] = {}
+        self._models: dict[str, RefreshedModel] = {}
         self._status = Status()
         self._is_news = False  # of the status: it is not written yet
         self._mark: tuple[int, int] | None = None  # of the file that _wanted was read from
@@ -44,7 +47,7 @@ class Refresher:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None  # started with the first model; close() ends it
 
-    def follow(self, model: Followed) -> None:
+    def follow(self, model: RefreshedModel) -> None:
         """Tell this one from now on what is wanted."""
         with self._lock:
             self._models[model.name] = model
@@ -76,7 +79,7 @@ class Refresher:
                     logger.exception("model %r could not be changed (a bug in Penstock)", model.name)
             self._report()  # trials: what is served or refused was reported at once
 
-    def _tell(self, model: Followed) -> None:
+    def _tell(self, model: RefreshedModel) -> None:
         """What it was not told yet, whoever else has looked since, or was loaded since."""
         with self._lock:
             if self._models.get(model.name) is not model:
@@ -100,7 +103,7 @@ class Refresher:
                 self._files.report(self._status)
                 self._is_news = False
 
-    # As Reports, for models; called by any thread.
+    # What models ask and say; called by any thread.
 
     def wanted(self, model: str) -> Wanted:
         with self._lock:
@@ -108,6 +111,7 @@ class Refresher:
             return wanted_of(self._wanted, model)
 
     def room_for(self, places: Mapping[str, int]) -> str | None:
+        """Why a model that takes so many bytes, by where they are, does not fit beside what is there; None: it does."""
         in_ram = 0
         for device, expected in places.items():
             free = None if device == RAM else free_device_bytes(device)
@@ -139,6 +143,7 @@ class Refresher:
         self._report()
 
     def is_refused(self, model: str, version: Version) -> bool:
+        """Whether it was refused in this process; never the handler's own model, which is tried whatever happened."""
         with self._lock:
             return version.number != 0 and version.number in self._status.refused.get(model, ())
 
@@ -156,9 +161,11 @@ class Refresher:
         return len(self._files.deaths(version, what))
 
     def is_as_announced(self, version: Version) -> bool:
+        """Whether its files are still what they were when it was announced."""
         return not version.stamp or stamp_of(version.path) == version.stamp
 
     def replaced_by(self, handler: ModelHandler[Any, Any, Any]) -> str:
+        """The stamp of what is in the place of the handler's own model; empty: it is what it was when the run began."""
         with self._lock:
             own = self._own = self._own or self._files.own()
         pairs = ((own.get(path), stamp_of(path)) for path in map(str, handler.model_files()))

@@ -118,10 +118,7 @@ class Residents:
         from penstock.inference.refreshed_model import RefreshedModel
 
         name = "" if model is None else str(model)
-        told, make = self._refreshing, lambda version: self._copy(model, version)
-        return RefreshedModel(
-            name, make, told.refresh, self._refresher, prepares_alike=told.prepares_alike, load_timeout=told.load_timeout
-        )
+        return RefreshedModel(name, lambda version: self._copy(model, version), self._refreshing, self._refresher)
 
     def _copy(self, model: Hashable, version: Version) -> ModelCopy:
         """A version of a model, which is not loaded."""

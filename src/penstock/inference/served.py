@@ -10,6 +10,7 @@ import cloudpickle
 
 from penstock.batching.limits import BatchLimits
 from penstock.blocks import Block
+from penstock.inference.calls import How
 from penstock.inference.handler import ModelHandler, concurrent_batches, variables_of
 from penstock.inference.model import BYTES_SAMPLED_EVERY
 from penstock.inference.models_by_key import ModelsByKey
@@ -89,27 +90,24 @@ class ServedModel:
         self,
         model: str | None,
         batch: Block,
-        how: Any,
+        how: How,
         calling: Callable[[], None],
         final: bool,
         read_again: Callable[[], Block],
     ) -> Outcome:
-        args, step, handling, retry, prepared = how
         copy = self._residents.copy(model)
         copy.announce(calling)
-        options: dict[str, Any] = {"holds_back": not final, "read_again": read_again, "prepared": prepared}
-        outcome = copy.outcomes(batch, args, step, handling, retry, **options)
+        outcome = copy.outcomes(batch, how, holds_back=not final, read_again=read_again)
         size = None if self._batches % BYTES_SAMPLED_EVERY else copy.byte_size(batch)
         self._batches += 1
         return outcome._replace(size=size, counts=counts_of(copy))
 
-    def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
+    def without_unpackable(self, outcome: Outcome, how: How) -> Outcome | None:
         """For the server, when answers cannot be sent to who asked: the outcome with their rows failed as not picklable;
         None if no answer by itself is to blame, or such errors are not handled."""
-        _, step, handling, *_ = how
-        if handling is None or not isinstance(outcome.answers, list):
+        if how.handling is None or not isinstance(outcome.answers, list):
             return None
-        failed = not_packed(outcome.answers, handling, step, outcome.model_id)
+        failed = not_packed(outcome.answers, how.handling, how.step, outcome.model_id)
         if not failed:
             return None
         answers = [None if at in failed else answer for at, answer in enumerate(outcome.answers)]
@@ -149,7 +147,7 @@ class ServedPlace:
         self,
         model: str | None,
         batch: Block,
-        how: Any,
+        how: How,
         calling: Callable[[], None],
         final: bool,
         read_again: Callable[[], Block],
@@ -160,7 +158,7 @@ class ServedPlace:
     def is_out_of_memory(self, model: str, error: BaseException) -> bool:
         return self._no_memory.get(model, False)
 
-    def without_unpackable(self, outcome: Outcome, how: Any) -> Outcome | None:
+    def without_unpackable(self, outcome: Outcome, how: How) -> Outcome | None:
         return next(iter(self._members.values())).without_unpackable(outcome, how)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.batching.entry import Aim, Entry, Span
 from penstock.errors import EngineError, PenstockError, StepError
 from penstock.failures import Handling
+from penstock.inference.calls import How
 from penstock.inference.handler import concurrent_batches
 from penstock.inference.in_a_row import batch_rows, one_by_one, outcomes_in_a_row, rows_in_spans
 from penstock.inference.lane import Caller, LocalLane, Request, settle
@@ -227,9 +228,9 @@ class InferenceSession:
             started = time.perf_counter()
             request = spans[0].entry.item
             self._owner.native_threads.limit_this_thread()
-            how = request.args, request.lane.step, request.lane.handling, request.lane.retry
-            prepared = request.ticket.prepared
-            outcomes = outcomes_in_a_row(copy, rows_in_spans(spans), rows, how, prepared)
+            lane = request.lane
+            how = How(request.args, lane.step, lane.handling, lane.retry, request.ticket.prepared)
+            outcomes = outcomes_in_a_row(copy, rows_in_spans(spans), rows, how)
             ended = time.perf_counter()
             batches = -(-sum(stop - start for _, start, stop in spans) // rows)
             size = self._sampled_size(copy, spans, rows, batches)

@@ -24,7 +24,7 @@ from penstock.models.loading import LoadedModel
 from penstock.models.measures import Measures
 from penstock.models.outcome import Outcome
 from penstock.models.residency import Admit, LoadNow, Refuse, Residency, Step, UnloadNow
-from penstock.models.uses import ATTEMPTS, bytes_told, not_loaded, of_key, told_too_large
+from penstock.models.uses import bytes_told, not_loaded, told_attempt, told_too_large
 from penstock.observe.metrics import ModelUse
 from penstock.rows import safe_str
 from penstock.seeding import seeded
@@ -185,18 +185,10 @@ class ManyModels:
                 self._memory.load_failed()
                 no_memory = self._residents.is_out_of_memory(model, self._errors[model])
                 self._residency.load_failed(model, no_memory=no_memory)
-                self._tell_attempt(model)
+                why = f"{type(self._errors[model]).__name__}: {safe_str(self._errors[model])}"
+                if told := told_attempt(model, self._residency.uses[model].failed, why):
+                    logger.warning("%s", told)
             self._changed.notify_all()  # rows wait for this model, or for the room that it has not taken
-
-    def _tell_attempt(self, model: str) -> None:
-        attempts, error = self._residency.uses[model].failed, self._errors[model]
-        if not attempts:
-            logger.warning(
-                "%s found no memory beside others, and is loaded when they are unloaded: %s", of_key(model), safe_str(error)
-            )
-        elif attempts < ATTEMPTS:
-            what = f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}"
-            logger.warning("%s: %s: %s; it is tried again", what, type(error).__name__, safe_str(error))
 
     def _warn_of(self, leak: tuple[int, int] | None) -> None:
         if leak is None or self._has_warned:

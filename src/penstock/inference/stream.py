@@ -74,5 +74,5 @@ def _preparers(spec: InferenceSpec, guard: Guard, sessions: ProcessSessions, cal
     alone = InferenceSpec.of(prepare, spec.inference_args, handling=handling)
     lane = sessions.open(f"{guard.step} (preparing)", alone).join(caller, guard.step, handling)
     if models is None:
-        return Preparers(IsolatedPreparer(lane, guard))
+        return Preparers(IsolatedPreparer(lane, guard), lane=lane)
     return Preparers(None, lambda model, own, guard: IsolatedPreparer(lane, guard, model) if own.prepares() else None, lane)

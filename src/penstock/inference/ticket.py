@@ -29,21 +29,8 @@ class Ticket:
     lock whether it is settled."""
 
     __slots__ = (
-        *(
-            "as_columns",
-            "block",
-            "error",
-            "failures",
-            "gathering",
-            "missing",
-            "model_id",
-            "other_ids",
-            "parts",
-            "prepared",
-            "sizes",
-            "stale",
-            "step",
-        ),
+        *("alone", "as_columns", "block", "error", "failures", "gathering", "lengths", "missing", "model_id", "other_ids"),
+        *("parts", "prepared", "sizes", "stale", "step", "weights"),
         *("_listed", "_pieces", "_rows"),
     )
 
@@ -54,6 +41,9 @@ class Ticket:
         parts: Sequence[Part] | None = None,
         prepared: str | None = None,
         *,
+        weights: list[int] | None = None,
+        lengths: list[int] | None = None,
+        alone: bool = False,
         as_columns: bool = False,
     ) -> None:
         self.block = block  # what the model is given
@@ -61,6 +51,8 @@ class Ticket:
         self.parts = parts  # of several models, whose rows these are, one after the other; None: of one
         self.prepared = prepared  # with what the rows were, where the model and that may change
         self.stale: int | None = None  # some rows are to be prepared again, for the version of this number
+        self.weights, self.lengths = weights, lengths  # of the rows, where batches are limited by them
+        self.alone = alone  # they are one batch as they are
         self.sizes = sizes  # bytes of each row as it came, where batches are formed by them
         self.step = ""  # whose rows they are: its lane says so when it takes them
         self.missing = self._rows = row_count(block)
@@ -228,7 +220,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None) -> dict[int, Failure]:
+def not_packed(rows: list[Any], handling: Handling, step: str, model_id: str | None = None) -> dict[int, Failure]:
     """The failures of rows, or answers, that cannot be sent to another process, by position; where handled."""
     found = {at: exc for at, row in enumerate(rows) if (exc := why_not_packed(row)) is not None}
     return {

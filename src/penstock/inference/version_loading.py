@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from penstock.errors import ModelLoadError
-from penstock.inference.live_versions import Live, Reports, names_of, prepared_with, told_error
+from penstock.inference.live_versions import Live, names_of, prepared_with, told_error
 from penstock.inference.loading_beside import load_beside, load_within
 from penstock.inference.model import ModelCopy
-from penstock.inference.refresh import Refresh
+from penstock.inference.refresh import Refreshing
 from penstock.models.versions import ORIGINAL, REPLACED, Version, Wanted
 from penstock.rows import let_through
+
+if TYPE_CHECKING:
+    from penstock.inference.refresher import Refresher
 
 DEATHS = 2  # of processes that loaded a version, after which nobody tries
 
@@ -24,17 +28,13 @@ class VersionLoader:
         self,
         name: str,
         make: Callable[[Version], ModelCopy],
-        refresh: Refresh,
-        reports: Reports,
-        prepares_alike: bool,
-        load_timeout: float | None = None,
+        told: Refreshing,
+        reports: Refresher,
     ) -> None:
         self._name = name
         self._make = make
-        self._refresh = refresh
+        self._told = told
         self._reports = reports
-        self._prepares_alike = prepares_alike
-        self._load_timeout = load_timeout
         self._prepared: tuple[str | None] | None = None  # with what rows are, once it was looked at
 
     def is_refused(self, version: Version) -> bool:
@@ -95,14 +95,15 @@ class VersionLoader:
             copy = self._make(version) if not replaced else self._unannounced(replaced)
             prepared = self._prepared_for(copy, version)
             load = partial(load_beside, copy.load, copy.handler) if beside else copy.load
-            load_within(self._load_timeout, load) if limited else load()
+            load_within(self._told.load_timeout, load) if limited else load()
             assert copy.loaded is not None
             if not self._reports.is_as_announced(version):
                 raise ModelLoadError("its files were changed after it was found")
             if version == ORIGINAL and self._reports.replaced_by(copy.handler) != replaced:
                 return self.load(version, beside=beside, limited=limited)
-            if (version != ORIGINAL or replaced) and self._refresh.validate is not None:
-                good = self._refresh.validate(copy.loaded.model, self._refresh.golden_rows)
+            refresh = self._told.refresh
+            if (version != ORIGINAL or replaced) and refresh.validate is not None:
+                good = refresh.validate(copy.loaded.model, refresh.golden_rows)
                 if good is not None and not good:
                     raise ModelLoadError(f"validate= returned {good!r}")
         names = {version.path, *names_of(copy.handler), *names_of(self._make(ORIGINAL).handler)}
@@ -116,7 +117,7 @@ class VersionLoader:
     def _prepared_for(self, copy: ModelCopy, version: Version) -> str | None:
         """With what its rows have to be prepared; None: as they come, or as they are in any case."""
         prepared = prepared_with(copy.handler, version)
-        if not self._prepares_alike:
+        if not self._told.prepares_alike:
             return prepared
         if self._prepared is None and self._reports.wanted(self._name).serve[-1] == ORIGINAL:  # later its files are others
             self._prepared = (prepared_with(self._make(ORIGINAL).handler, ORIGINAL),)

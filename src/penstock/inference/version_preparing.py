@@ -46,8 +46,6 @@ class VersionPreparer:
             self._use(version)
         return version != before
 
-    def close(self) -> None: ...
-
     def _use(self, version: Version) -> None:
         self._used = self._tools.of_version(self._key, version, lambda: self._loaded(version))
         self._preparer = ThreadPreparer(self._used.handler, self._tools, self._guard)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,10 @@ from penstock.blocks import MAX_BYTES, Block, rows_of
 from penstock.errors import InputError, OutputError, UsageError
 from penstock.io.files import checked_path, pack, short_name
 from penstock.io.lines import LineRange, blocks_of, count_small, cut_for, line_runs
-from penstock.io.parts import FilePart, FileSink, FileWriter, Places
-from penstock.io.records import LEAVES, as_lists, listed, named_fields, plain
-from penstock.io.sink import Part, Write
-from penstock.io.source import FileSource, Read, SplitGoal
+from penstock.io.parts import FilePart, FileSink, FileWriter, Places, WriteFiles
+from penstock.io.records import LEAVES, as_lists, checked_names, listed, named_fields, plain
+from penstock.io.sink import Part
+from penstock.io.source import FileSource, ReadFiles, SplitGoal
 from penstock.rows import PredictionResult
 
 MAX_FIELD_CHARS = 64 << 20  # a longer field is a quote that was never closed
@@ -226,13 +226,9 @@ class CsvSink(FileSink[Any]):
         self.columns = columns
         self._first: FilePart | None = None  # whose columns all others have
 
-    def prepare(self, run: str) -> dict[str, int]:
+    def begin(self, fs: Any, folder: str, run: str) -> None:
+        super().begin(fs, folder, run)
         self._first = None
-        return super().prepare(run)
-
-    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        self._first = None
-        super().resume(run, note, published)
 
     def unify(self, tokens: Sequence[FilePart]) -> Sequence[FilePart]:
         for token in tokens:
@@ -251,7 +247,7 @@ class CsvSink(FileSink[Any]):
         return CsvWriter(self.places(part), self.columns)
 
 
-class ReadFromCsv(Read[dict[str, str]]):
+class ReadFromCsv(ReadFiles[dict[str, str]]):
     """One dict of text for each record: {column: field}. Blank lines are skipped. Files are found as by ReadFromText.
 
     The names of the columns are in the first record of each file, the same in all files, or given as `header=[names]`
@@ -268,19 +264,16 @@ class ReadFromCsv(Read[dict[str, str]]):
         header: bool | Sequence[str] = True,
         multiline: bool = True,
     ) -> None:
-        self.pattern = checked_path(pattern, "ReadFromCsv")
+        path = checked_path(pattern, "ReadFromCsv")
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise UsageError(f"ReadFromCsv(delimiter={delimiter!r}): expected one character, such as ',' or '\\t'")
         if not isinstance(multiline, bool):
             raise UsageError(f"ReadFromCsv(multiline={multiline!r}): expected True or False")
-        names = None if header is True else _checked_names(header, "ReadFromCsv(header=", "True, or a list of names")
-        super().__init__(CsvSource(self.pattern, delimiter, names, multiline))
-
-    def default_label(self) -> str:
-        return f"ReadFromCsv({short_name(self.pattern)})"
+        names = None if header is True else checked_names(header, "ReadFromCsv(header", "True, or a list of names")
+        super().__init__(CsvSource(path, delimiter, names, multiline))
 
 
-class WriteToCsv(Write[Any]):
+class WriteToCsv(WriteFiles[Any]):
     """Each row (a dict, NamedTuple or dataclass) as one record in `path`/part-00000.csv and so on, in order.
 
     Every part has a header: `columns`, or else the fields of the part's first row. All rows must have just these, in all
@@ -291,15 +284,5 @@ class WriteToCsv(Write[Any]):
     def __init__(
         self, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, overwrite: bool = False
     ) -> None:
-        names = None if columns is None else _checked_names(columns, "WriteToCsv(columns=", "a list of names")
+        names = None if columns is None else checked_names(columns, "WriteToCsv(columns")
         super().__init__(CsvSink(checked_path(path, "WriteToCsv"), overwrite, names))
-
-    def default_label(self) -> str:
-        return f"WriteToCsv({short_name(self.sink.describe())})"
-
-
-def _checked_names(names: Any, call: str, expected: str) -> tuple[str, ...]:
-    fits = isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)
-    if not fits or len(set(names)) < len(names):
-        raise UsageError(f"{call}{names!r}): expected {expected} (different ones)")
-    return tuple(names)

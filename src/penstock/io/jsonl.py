@@ -10,12 +10,12 @@ from typing import Any
 
 from penstock.blocks import Block, rows_of
 from penstock.errors import InputError, OutputError
-from penstock.io.files import checked_path, short_name
+from penstock.io.files import checked_path
 from penstock.io.lines import LineRange, LineRun, TextSource, blocks_of, line_runs
-from penstock.io.parts import FileSink, FileWriter
+from penstock.io.parts import FileSink, FileWriter, WriteFiles
 from penstock.io.records import as_lists, plain
-from penstock.io.sink import Part, Write
-from penstock.io.source import Read
+from penstock.io.sink import Part
+from penstock.io.source import ReadFiles
 
 PARSED_GROWTH = 4  # parsed JSON takes about this many times the bytes of its text
 
@@ -52,7 +52,7 @@ class JsonlWriter(FileWriter[Any]):
         try:
             data = "\n".join(map(_to_json, rows)).encode()
         except UnicodeEncodeError:
-            data = "\n".join(map(_to_ascii_json, rows)).encode()
+            data = "\n".join(_to_json(row, _encode_ascii) for row in rows).encode()
         self.file.write(data + b"\n")
         self.rows_written += data.count(b"\n") + 1
 
@@ -95,10 +95,6 @@ def _without_nan(value: Any) -> Any:
     return value
 
 
-def _to_ascii_json(row: Any) -> str:
-    return _to_json(row, _encode_ascii)
-
-
 class JsonlSink(FileSink[Any]):
     """JSON Lines files."""
 
@@ -108,18 +104,14 @@ class JsonlSink(FileSink[Any]):
         return JsonlWriter(self.places(part))
 
 
-class ReadFromJsonl(Read[Any]):
+class ReadFromJsonl(ReadFiles[Any]):
     """One row for each line: the JSON value it holds. Blank lines are skipped. Files are found as by ReadFromText."""
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
-        self.pattern = checked_path(pattern, "ReadFromJsonl")
-        super().__init__(JsonlSource(self.pattern))
-
-    def default_label(self) -> str:
-        return f"ReadFromJsonl({short_name(self.pattern)})"
+        super().__init__(JsonlSource(checked_path(pattern, "ReadFromJsonl")))
 
 
-class WriteToJsonl(Write[Any]):
+class WriteToJsonl(WriteFiles[Any]):
     """Each row as one JSON value on a line of `path`/part-00000.jsonl and so on, in order.
 
     NamedTuples (such as PredictionResult) and dataclasses become objects; arrays and tensors become lists. NaN and
@@ -128,6 +120,3 @@ class WriteToJsonl(Write[Any]):
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         super().__init__(JsonlSink(checked_path(path, "WriteToJsonl"), overwrite))
-
-    def default_label(self) -> str:
-        return f"WriteToJsonl({short_name(self.sink.describe())})"

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block, row_count, rows_of
 from penstock.errors import InputError, OutputError
-from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, open_input, pack, short_name
-from penstock.io.parts import BYTE_ORDER_MARK, FileSink, FileWriter
-from penstock.io.sink import Part, Write
-from penstock.io.source import FileSource, Read, Source, SplitGoal
+from penstock.io.files import InputFile, checked_path, compression_of, is_bad_data, open_input, pack
+from penstock.io.parts import BYTE_ORDER_MARK, FileSink, FileWriter, WriteFiles
+from penstock.io.sink import Part
+from penstock.io.source import FileSource, ReadFiles, Source, SplitGoal
 
 T = TypeVar("T")
 
@@ -254,7 +254,7 @@ class TextSink(FileSink[Any]):
         return TextWriter(self.places(part))
 
 
-class ReadFromText(Read[str]):
+class ReadFromText(ReadFiles[str]):
     """One row for each line, without its line end; blank lines are rows too.
 
     `pattern` is a file, a folder or a glob, local or on any store that fsspec knows. Files ending in .gz or .zst are
@@ -262,14 +262,10 @@ class ReadFromText(Read[str]):
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:
-        self.pattern = checked_path(pattern, "ReadFromText")
-        super().__init__(TextSource(self.pattern))
-
-    def default_label(self) -> str:
-        return f"ReadFromText({short_name(self.pattern)})"
+        super().__init__(TextSource(checked_path(pattern, "ReadFromText")))
 
 
-class WriteToText(Write[Any]):
+class WriteToText(WriteFiles[Any]):
     """Each row as one line of UTF-8 in `path`/part-00000.txt and so on, in order. What is no text is written by str(row).
     A row with a line end in it is an error.
 
@@ -278,6 +274,3 @@ class WriteToText(Write[Any]):
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         super().__init__(TextSink(checked_path(path, "WriteToText"), overwrite))
-
-    def default_label(self) -> str:
-        return f"WriteToText({short_name(self.sink.describe())})"

@@ -15,9 +15,9 @@ from penstock.blocks import Block
 from penstock.errors import InputError, UsageError
 from penstock.io import files
 from penstock.io.parquet_writing import ParquetSink
-from penstock.io.records import listed
-from penstock.io.sink import Write
-from penstock.io.source import FileSource, Read, SplitGoal
+from penstock.io.parts import WriteFiles
+from penstock.io.records import checked_names, listed
+from penstock.io.source import FileSource, ReadFiles, SplitGoal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -279,24 +279,19 @@ def _table(batches: list[Any], schema: pa.Schema) -> pa.Table:
     )
 
 
-class ReadFromParquet(Read[dict[str, Any]]):
+class ReadFromParquet(ReadFiles[dict[str, Any]]):
     """The rows of Parquet files: tables for steps that take columns, dicts for others. Files as for ReadFromText.
 
     `columns` reads these columns only. All files must have the same columns, with the same types.
     """
 
     def __init__(self, pattern: str | os.PathLike[str], *, columns: Sequence[str] | None = None) -> None:
-        self.pattern = files.checked_path(pattern, "ReadFromParquet")
-        is_list = isinstance(columns, (list, tuple)) and columns and all(isinstance(name, str) for name in columns)
-        if columns is not None and (not is_list or len(set(columns)) < len(columns)):
-            raise UsageError(f"ReadFromParquet(columns={columns!r}): expected a list of names (different ones)")
-        super().__init__(ParquetSource(self.pattern, None if columns is None else tuple(columns)))
-
-    def default_label(self) -> str:
-        return f"ReadFromParquet({files.short_name(self.pattern)})"
+        path = files.checked_path(pattern, "ReadFromParquet")
+        names = None if columns is None else checked_names(columns, "ReadFromParquet(columns")
+        super().__init__(ParquetSource(path, names))
 
 
-class WriteToParquet(Write[Any]):
+class WriteToParquet(WriteFiles[Any]):
     """Each row (a dict, NamedTuple, dataclass, or a table's row) in `path`/part-00000.parquet and so on, in order.
 
     Without a `schema`, the first rows of each part decide on its columns and types: give one where parts may differ. No
@@ -318,6 +313,3 @@ class WriteToParquet(Write[Any]):
         if schema is not None and not hasattr(schema, "names"):
             raise UsageError(f"WriteToParquet(schema={schema!r}): expected a pyarrow.schema(...)")
         super().__init__(ParquetSink(files.checked_path(path, "WriteToParquet"), overwrite, schema, compression))
-
-    def default_label(self) -> str:
-        return f"WriteToParquet({files.short_name(self.sink.describe())})"

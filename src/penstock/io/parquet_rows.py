@@ -14,7 +14,7 @@ from penstock.arrow_columns import column_of_arrays, holds_arrays, numpy_of
 from penstock.errors import OutputError
 from penstock.io.arrow_types import contains, is_list, is_lossless
 from penstock.io.merged_types import decoded
-from penstock.io.records import LEAVES, listed, named_fields, plain
+from penstock.io.records import LEAVES, columns_of, listed, plain
 from penstock.rows import shorten
 from penstock.tables import table_of
 
@@ -26,14 +26,10 @@ NUMBERS = ({int}, {float}, {int, float})
 
 def table_of_rows(rows: list[Any], schema: pa.Schema | None, *, rounds: bool) -> pa.Table:
     """The rows in columns. Those that the schema has are of its types, or of types that fitted() can make them of."""
-    records = [named_fields(row, STEP) for row in rows]
-    names = dict.fromkeys(records[0])
-    if any(record.keys() != names.keys() for record in records):
-        names = dict.fromkeys(name for record in records for name in record)
-    if odd := [name for name in names if not isinstance(name, str)]:
+    columns = columns_of(rows, STEP)
+    if odd := [name for name in columns if not isinstance(name, str)]:
         raise OutputError(f"{STEP}: columns are named by str, got {listed(odd)}: rename them in a step before it")
     wanted = {} if schema is None else {field.name: field.type for field in schema}
-    columns = {name: [record.get(name) for record in records] for name in names}
     return pa.table({name: _array(name, values, wanted.get(name), rounds) for name, values in columns.items()})
 
 

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import Block
@@ -165,13 +165,9 @@ class ParquetSink(FileSink[Any]):
         self.compression = compression
         self._columns: dict[str, tuple[pa.DataType, str]] = {}  # of the parts so far: each with a part that has its type
 
-    def prepare(self, run: str) -> dict[str, int]:
+    def begin(self, fs: Any, folder: str, run: str) -> None:
+        super().begin(fs, folder, run)
         self._columns = {}
-        return super().prepare(run)
-
-    def resume(self, run: str, note: Any, published: Sequence[Mapping[str, Any]]) -> None:
-        self._columns = {}
-        super().resume(run, note, published)
 
     def open(self, part: Part) -> ParquetWriter:
         return ParquetWriter(self.places(part), self.schema, self.compression)

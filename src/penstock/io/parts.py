@@ -16,7 +16,7 @@ from penstock.errors import OutputError
 from penstock.io.digests import new_xxh128, xxh128_of
 from penstock.io.files import is_local, open_cause, short_name, store_of, without_secrets
 from penstock.io.folders import make_folder, missing_folders, sync_folder
-from penstock.io.sink import APPLIED_TWICE, Part, Writer
+from penstock.io.sink import APPLIED_TWICE, Part, Write, Writer
 from penstock.io.stored_sink import StoredSink
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class FileSink(StoredSink[T]):
                     f"part-00000{self.suffix} and so on) and is not removed; move it, or choose another folder"
                 )
             if self.overwrite or found.items() <= self._own:
-                self._claim(fs, folder, run)
+                self.begin(fs, folder, run)
                 return found
         raise OutputError(
             f"{self.describe()}: {len(self._old)} part file(s) are there already, such as {min(self._old)}; "
@@ -80,7 +80,7 @@ class FileSink(StoredSink[T]):
         with self._writable() as (fs, folder):
             there = self._parts_in(fs, folder).items()  # others may have written under an old name since
             self._old = {name for name, size in note.items() if (name, size) in there} - dict(self._sizes(published)).keys()
-            self._claim(fs, folder, run)
+            self.begin(fs, folder, run)
 
     def start_over(self, parts: Sequence[Mapping[str, Any]]) -> None:
         self._own = set(self._sizes(parts))
@@ -210,8 +210,9 @@ class FileSink(StoredSink[T]):
                 "that can be written to"
             ) from open_cause(exc)
 
-    def _claim(self, fs: Any, folder: str, run: str) -> None:
-        """Make the folder aside and a file in it: the proof that this can be written, and that no other step does."""
+    def begin(self, fs: Any, folder: str, run: str) -> None:
+        """By prepare() and resume(). Make the folder aside and a file in it: the proof that this can be written, and that no
+        other step does."""
         aside = self._store_aside(run)[1]
         if store_of(self._aside(run), OutputError)[1] != aside:  # what is joined to "zip://a::b.zip" changes b.zip
             raise OutputError(f"{self.describe()}: files cannot be put there by name; write to a folder of a plain store")
@@ -226,6 +227,13 @@ class FileSink(StoredSink[T]):
         else:
             fs.makedirs(aside, exist_ok=True)
         fs.pipe_file(claim, b"")
+
+
+class WriteFiles(Write[T]):
+    """Write every row to part files."""
+
+    def default_label(self) -> str:
+        return f"{type(self).__name__}({short_name(self.sink.describe())})"
 
 
 class FileWriter(Writer[T]):

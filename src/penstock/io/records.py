@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.errors import OutputError
+from penstock.errors import OutputError, UsageError
 from penstock.failures import Failure
 
 LEAVES = frozenset([str, int, float, bool, type(None)])
@@ -73,6 +73,23 @@ def named_fields(row: Any, step: str) -> dict[Any, Any]:
         f"{step} expects rows with named fields (dict, NamedTuple, dataclass), "
         f"got {type(row).__name__ if fields is None else row}: put ps.Map(lambda x: {{'value': x}}) before it"
     )
+
+
+def columns_of(rows: list[Any], step: str) -> dict[Any, list[Any]]:
+    """Rows with named fields as columns, in the order in which names first come; None where a row lacks one."""
+    records = [named_fields(row, step) for row in rows]
+    names = dict.fromkeys(records[0])
+    if any(record.keys() != names.keys() for record in records):
+        names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def checked_names(names: Any, asked: str, expected: str = "a list of names") -> tuple[str, ...]:
+    """Names of columns that a user gave, or UsageError. asked: for what, such as "WriteToCsv(columns"."""
+    fits = isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)
+    if not fits or len(set(names)) < len(names):
+        raise UsageError(f"{asked}={names!r}): expected {expected} (different ones)")
+    return tuple(names)
 
 
 def listed(names: Iterable[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.blocks import Block
 from penstock.errors import InputError, UsageError
-from penstock.io.files import InputFile, list_files, without_secrets
+from penstock.io.files import InputFile, list_files, short_name, without_secrets
 from penstock.pipeline.graph import MAIN, PCollection, PTransform
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.traits import Traits, is_ours
@@ -145,3 +145,12 @@ class Read(PTransform[Pipeline, PCollection[T]]):
 
     def default_label(self) -> str:
         return f"Read({type(self.source).__name__})"
+
+
+class ReadFiles(Read[T]):
+    """The rows of files."""
+
+    source: FileSource[T]
+
+    def default_label(self) -> str:
+        return f"{type(self).__name__}({short_name(self.source.pattern)})"

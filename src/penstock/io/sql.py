@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import OutputError, UsageError
 from penstock.io.files import checked_path
 from penstock.io.folders import make_folder, sync_folder
+from penstock.io.records import checked_names
 from penstock.io.sink import APPLIED_TWICE, Part, Write, Writer
 from penstock.io.stored_sink import StoredSink
 
@@ -218,7 +219,7 @@ class WriteToSql(Write[Any]):
             raise UsageError(f"WriteToSql(table={table!r}): expected the name of a table")
         if schema is not None and not (database.is_postgres and isinstance(schema, str) and schema):
             raise UsageError(f"WriteToSql(schema={schema!r}): expected the name of a schema of Postgres, or None")
-        keys = () if upsert_by is None else _checked_keys(upsert_by)
+        keys = () if upsert_by is None else checked_names(upsert_by, "WriteToSql(upsert_by", "columns, such as ['id']")
         folder = None if aside is None else checked_path(aside, "WriteToSql")
         if folder is not None and "://" in folder:
             raise UsageError(f"WriteToSql(aside={folder!r}): expected a local folder")
@@ -227,10 +228,3 @@ class WriteToSql(Write[Any]):
 
     def default_label(self) -> str:
         return f"WriteToSql({self.table})"
-
-
-def _checked_keys(keys: Any) -> tuple[str, ...]:
-    fits = isinstance(keys, (list, tuple)) and keys and all(isinstance(key, str) for key in keys)
-    if not fits or len(set(keys)) < len(keys):
-        raise UsageError(f"WriteToSql(upsert_by={keys!r}): expected a list of column names (different ones), such as ['id']")
-    return tuple(keys)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.blocks import MAX_BYTES, MAX_ROWS, Block
 from penstock.errors import OutputError
-from penstock.io.records import as_lists, named_fields, plain
+from penstock.io.records import as_lists, columns_of, plain
 
 STEP = "WriteToSql"
 KIND = b"penstock.kind"  # in the metadata of a field: which of these it is
@@ -61,11 +61,7 @@ def kinds_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def _table_of_rows(rows: list[Any]) -> pa.Table:
-    records = [named_fields(row, STEP) for row in rows]
-    names = dict.fromkeys(records[0])
-    if any(record.keys() != names.keys() for record in records):
-        names = dict.fromkeys(name for record in records for name in record)
-    return _table((name, *_of_values(name, [record.get(name) for record in records])) for name in names)
+    return _table((name, *_of_values(name, values)) for name, values in columns_of(rows, STEP).items())
 
 
 def _table_of_columns(table: pa.Table) -> pa.Table:

@@ -35,13 +35,12 @@ def accept(
     journal: Journal, identity: Identity, inputs: Sequence[Input], facts: dict[str, Any], found: Sequence[Change]
 ) -> None:
     """Put what was found into the journal, in one transaction. Raises RunChangedError where that cannot be."""
-    accepted = [{"at": time.time(), "kind": change.kind, "what": change.text} for change in found]
     goals = [SplitGoal(**goal) for goal in journal.fact("goals")]
     cuts = [_cut_anew(journal, position, each, goals[position]) for position, each in enumerate(inputs)]
     facts = {
         **facts,
         "identity": identity.as_json(),
-        "accepted": [*(journal.fact("accepted") or ()), *accepted],
+        "accepted": _accepted(journal, found),
         "changed_while_read": None,
     }
     if any(each.removed or each.added for each in cuts):
@@ -57,8 +56,13 @@ def accept(
 def remember_accepted(journal: Journal, found: Sequence[Change]) -> None:
     """Note what was accepted of a run that is finished, and of which nothing changes."""
     if found:
-        accepted = [{"at": time.time(), "kind": change.kind, "what": change.text} for change in found]
-        journal.set_facts({"accepted": [*(journal.fact("accepted") or ()), *accepted]})
+        journal.set_facts({"accepted": _accepted(journal, found)})
+
+
+def _accepted(journal: Journal, found: Sequence[Change]) -> list[dict[str, Any]]:
+    """All that was ever accepted, and now this."""
+    now = [{"at": time.time(), "kind": change.kind, "what": change.text} for change in found]
+    return [*(journal.fact("accepted") or ()), *now]
 
 
 def _cut_anew(journal: Journal, position: int, each: Input, goal: SplitGoal) -> _Cut:

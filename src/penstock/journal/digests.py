@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from types import TracebackType
 
 from penstock.errors import PenstockError
 from penstock.io.digests import sha256_of
@@ -35,9 +34,7 @@ class Digests:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         self._stopped = exc is not None
         if self._wanted:
             self._thread.join(0.1 if self._stopped else None)

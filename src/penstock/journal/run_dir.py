@@ -9,14 +9,12 @@ import re
 import shlex
 import stat
 import time
-from types import TracebackType
 
 from penstock.errors import OutputError
 from penstock.io.folders import make_folder
 from penstock.journal.file import NAME, is_other_database, remove
 from penstock.journal.journal import Journal
 from penstock.models.kept_sizes import FILE as SIZES
-from penstock.models.kept_sizes import is_ours
 from penstock.options import ASIDE
 from penstock.remote.answers import FOLDER as ANSWERS
 
@@ -74,9 +72,7 @@ class RunDir:
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # there is none, or parts are kept in it
             os.rmdir(os.path.join(self.path, ASIDE))
         self._release()  # last: from here on another process may begin
@@ -99,10 +95,10 @@ class RunDir:
         assert self._lock is not None
         strangers = [] if re.fullmatch(rb"(\d+\n)?", os.pread(self._lock, 32, 0)) else [LOCK]
         if not os.path.exists(os.path.join(self.path, NAME)):
-            strangers += [] if _is_manifest(os.path.join(self.path, MANIFEST)) else [MANIFEST]
+            strangers += [] if _begins(os.path.join(self.path, MANIFEST), rb'\{\n "format"') else [MANIFEST]
         elif is_other_database(os.path.join(self.path, NAME)):
             strangers.append(NAME)
-        strangers += [] if is_ours(os.path.join(self.path, SIZES)) else [SIZES]
+        strangers += [] if _begins(os.path.join(self.path, SIZES), rb"(\{\n |\{\}\Z|\Z)") else [SIZES]
         if strangers:
             self._release()
             raise OutputError(
@@ -180,11 +176,11 @@ def _is_kept(name: str) -> bool:
     return name in (LOCK, *FOLDERS) or name.startswith((NAME, MANIFEST, SIZES))
 
 
-def _is_manifest(path: str) -> bool:
-    """Whether it may be replaced: it begins as ours do, or there is none."""
+def _begins(path: str, ours: bytes) -> bool:
+    """Whether a file may be replaced: it begins as ours do, or there is none."""
     try:
         with open(path, "rb") as file:
-            return file.read(11) == b'{\n "format"'
+            return re.match(ours, file.read(16)) is not None
     except FileNotFoundError:
         return True
 

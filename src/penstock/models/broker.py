@@ -18,10 +18,11 @@ import time
 from typing import Any
 
 from penstock.errors import ModelLoadError
-from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, LoadModel, RunBatch, StartCopy, UnloadModel
-from penstock.models.connections import Client, Held, Lent, Model, entries_of
+from penstock.models.commands import BreakBatch, Command, End, GiveUp, KillCopy, RunBatch, StartCopy
+from penstock.models.connections import Client, Held, Lent, Model
 from penstock.models.dispatch import Dispatch
 from penstock.models.folder_use import remove_if_unused
+from penstock.models.front import entries_of
 from penstock.models.host_address import Address, same_user
 from penstock.models.host_batches import HostBatch, Submission
 from penstock.models.host_reports import HostReports
@@ -55,8 +56,8 @@ from penstock.models.messages import (
     Submit,
     Unload,
     Waits,
-    Welcome,
 )
+from penstock.models.residency import LoadNow, UnloadNow
 from penstock.transport.channel import read_all
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
@@ -169,7 +170,6 @@ class Broker:
         self._numbers += 1
         client = self._clients[self._numbers] = Client(self._numbers, sock, self._selector)
         self._dispatch.joined(client.number)
-        client.line.send(Welcome(os.getpid()))
         # If the broker is killed, clients end the process groups of its models: see HostClient._reconnected().
         for model in self._models.values():
             client.line.send(Started(model.process.pid))
@@ -215,7 +215,7 @@ class Broker:
             now = time.monotonic()
             if self._dispatch.keyed is not None:
                 self._dispatch.keyed.files.update(message.files)
-            for entry in entries_of(message, submission):
+            for entry in entries_of(submission, message, message.rows, message.size, (message.group, message.how)):
                 self._dispatch.submitted(entry, now)
         elif isinstance(message, Waits):
             if message.ticket is None or message.ticket in client.submissions:
@@ -286,26 +286,19 @@ class Broker:
     def _ran(self, model: Model, message: Ran, fds: list[int]) -> None:
         now = time.monotonic()
         commands: list[Command] = []
-        if message.again:
-            batch, commands = self._dispatch.exhausted(model.copy, message.batch, message.again)
+        outcome = message.outcome
+        if outcome.again:
+            batch, commands = self._dispatch.exhausted(model.copy, message.batch, outcome.again)
         else:
             failed = sum(len(failures) for _, _, failures in message.answers)
             batch = self._dispatch.ended(model.copy, message.batch, now, failed)
         if batch is None:
             return
         front, copy = self._dispatch.fronts.of(model.copy)
-        if not message.again and message.stale is None:
-            calls, too_large = message.calls, message.out_of_memory
-            front.ran(
-                batch.spans,
-                batch.aim,
-                message.seconds,
-                now,
-                calls=calls,
-                too_large=too_large,
-                device_seconds=message.device_seconds,
-                copy=copy,
-            )
+        if not outcome.again and outcome.stale is None:
+            calls, too_large, on_device = outcome.calls, outcome.out_of_memory, outcome.device_seconds
+            times = message.seconds, now
+            front.ran(batch.spans, batch.aim, *times, calls=calls, too_large=too_large, device_seconds=on_device, copy=copy)
         self._reports.ran(batch, message, now, front, self._dispatch.uses)
         for client in [self._clients[s.entry.item.client] for s in batch.spans if s.entry.item.client in self._clients][:1]:
             client.line.send(self._reports.take(batch.model))  # before the answers that it waits for
@@ -314,7 +307,7 @@ class Broker:
             self._lent.owns(payload, model)  # before they are sent: clients may say at once that they are done with it
         for client, pieces in self._by_client(batch) if answers else ():
             payload, failures = answers[client.number]
-            sent = Answers(pieces, payload, failures, message.model_id, message.wrapped, message.stale)
+            sent = Answers(pieces, payload, failures, outcome.model_id, outcome.wrapped, outcome.stale)
             if isinstance(payload, SegmentRef):
                 client.line.send(sent._replace(payload=payload._replace(at=0)), [fds[payload.at]])
             else:
@@ -339,9 +332,9 @@ class Broker:
                 rows, model = command.batch.rows if command.together else 1, command.batch.model
                 client.line.send(Broken(pieces, command.kind, command.message, rows, model, command.error))
             self._reports.failed(command.batch.model)
-        elif isinstance(command, LoadModel | UnloadModel):
-            verb = Load if isinstance(command, LoadModel) else Unload
-            self._models[command.copy].line.send(verb(command.model))
+        elif isinstance(command, LoadNow | UnloadNow):
+            verb = Load if isinstance(command, LoadNow) else Unload
+            self._models[command.copy].line.send(verb(str(command.model)))
         elif isinstance(command, GiveUp):
             self._refuse_all(ErrorReport.of(ModelLoadError(f"step {self._spec.name!r}: {command.message}")))
         elif isinstance(command, End):

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from penstock.models.host_batches import HostBatch
 from penstock.models.messages import LoadFailed
+from penstock.models.residency import LoadNow, UnloadNow
 
 
 class StartCopy(NamedTuple):
@@ -32,18 +33,6 @@ class BreakBatch(NamedTuple):
     together: bool = True  # any of them may be to blame
 
 
-class LoadModel(NamedTuple):
-    """One of many, beside what runs there."""
-
-    copy: int
-    model: str
-
-
-class UnloadModel(NamedTuple):
-    copy: int
-    model: str
-
-
 class GiveUp(NamedTuple):
     """No copy can be loaded: the host ends, and everybody is told why."""
 
@@ -54,4 +43,4 @@ class End(NamedTuple):
     """Nobody is there any more."""
 
 
-Command: TypeAlias = StartCopy | KillCopy | RunBatch | BreakBatch | LoadModel | UnloadModel | GiveUp | End
+Command: TypeAlias = StartCopy | KillCopy | RunBatch | BreakBatch | LoadNow | UnloadNow | GiveUp | End

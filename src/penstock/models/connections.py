@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.batching.entry import Entry
-from penstock.models.host_batches import Submission
-from penstock.models.messages import Freed, HostSpec, Payload, Submit
+from penstock.models.messages import Freed, HostSpec, Payload
 from penstock.transport.channel import Frames, frame
 from penstock.transport.interpreters import above_standard, describe_exit, open_pidfd, start_interpreter
 from penstock.transport.segments import SegmentRef
@@ -32,25 +30,6 @@ class Held:
     def __del__(self) -> None:
         if self.fd is not None:
             os.close(self.fd)
-
-
-def entries_of(message: Submit, submission: Submission) -> list[Entry[Submission]]:
-    """The rows of a submitted block; of many models, those for each of them."""
-    parts: Sequence[tuple[str | None, int, int]] = message.parts or [(None, 0, message.rows)]
-    return [
-        Entry(
-            submission,
-            stop,
-            start=start,
-            weights=message.weights,
-            lengths=message.lengths,
-            group=(message.group, message.how),
-            alone=message.alone,
-            bytes=message.size * (stop - start) // max(1, message.rows),
-            model=model,
-        )
-        for model, start, stop in parts
-    ]
 
 
 class Connection:

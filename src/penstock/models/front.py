@@ -9,7 +9,7 @@ and carry out what it says; neither decides when a batch leaves.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from penstock.batching.batcher import Batcher
@@ -167,6 +167,26 @@ class Front(Generic[T]):
 
     def _aiming(self, spans: list[Span[T]], copy: int) -> Aiming:
         return (self._aimings.get(spans[0].entry.model) or self._aimings[None])[copy]
+
+
+def entries_of(item: T, submitted: Any, rows: int, size: int, group: Hashable) -> list[Entry[T]]:
+    """So many rows of `size` bytes that were submitted together (a Ticket, or a host's Submit); of many models, those for
+    each of them."""
+    parts: Sequence[tuple[str | None, int, int]] = submitted.parts or [(None, 0, rows)]
+    return [
+        Entry(
+            item,
+            stop,
+            start=start,
+            weights=submitted.weights,
+            lengths=submitted.lengths,
+            group=group,
+            alone=submitted.alone,
+            bytes=size * (stop - start) // max(1, rows),
+            model=model,
+        )
+        for model, start, stop in parts
+    ]
 
 
 class Search:

@@ -49,9 +49,9 @@ class HostReports:
         name = self._name(batch.model)
         observed = self._of(name)
         failed = any(failure is not None for _, _, failures in message.answers for failure in failures.values())
-        size, too_large = message.size, message.out_of_memory
+        size, too_large = message.outcome.size, message.outcome.out_of_memory
         observed.measures.ran(batch.spans, message.seconds, size=size, failed=failed, out_of_memory=too_large)
-        observed.measures.counted(message.counts)
+        observed.measures.counted(message.outcome.counts)
         for model, use in ({} if uses is None else uses.news()).items():
             self._of(str(model)).measures.used({step_of(model)[1]: use})
         search = front.search(name)

@@ -12,20 +12,15 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.models.front import Search
 
 logger = logging.getLogger(__name__)
 
 FILE = "batch_sizes.json"
 MOST = 1000  # entries; the oldest go
-
-
-class Searching(Protocol):
-    """A front, as far as it concerns what is kept."""
-
-    def begin_at(self, size: int, copy: int = 0) -> None: ...
-
-    def found(self, copy: int = 0) -> int | None: ...
 
 
 class KeptSize:
@@ -37,7 +32,7 @@ class KeptSize:
         self._keys: dict[int, str] = {}  # of the copies that are there
         self._known: dict[str, int | None] = {}  # what the file says, by key
 
-    def open(self, key: str | None, search: Searching, copy: int = 0) -> None:
+    def open(self, key: str | None, search: Search, copy: int = 0) -> None:
         """A model copy is there, whose search has this key: it begins at what is kept. None: nothing is."""
         if key is None:
             return
@@ -47,7 +42,7 @@ class KeptSize:
         if (known := self._known[key]) is not None:
             search.begin_at(known, copy)
 
-    def keep(self, search: Searching) -> bool:
+    def keep(self, search: Search) -> bool:
         """Write what was found, if it is news; whether it was."""
         news = {}
         for key, copy in {key: copy for copy, key in sorted(self._keys.items(), reverse=True)}.items():
@@ -68,15 +63,6 @@ def cache() -> Path:
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache) / "penstock"
     return Path("~/.cache/penstock").expanduser()
-
-
-def is_ours(path: str) -> bool:
-    """Whether a file may be replaced: it begins as ours do, or there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(3) in (b"", b"{}", b"{\n ")
-    except FileNotFoundError:
-        return True
 
 
 def read(folder: Path) -> dict[str, int]:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from penstock.batching.entry import Entry
 from penstock.failures import LOADING, OUT_OF_MEMORY
-from penstock.models.commands import KillCopy, LoadModel, UnloadModel
+from penstock.models.commands import KillCopy
 from penstock.models.fronts import Fronts
 from penstock.models.host_batches import Copy, HostBatch, Lane, Submission, first_fresh
 from penstock.models.messages import HostSpec, Leaks, LoadFailed
-from penstock.models.residency import Admit, Copies, LoadNow, Refuse, Residency, UnloadNow
-from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_too_large
+from penstock.models.residency import Copies, LoadNow, Refuse, Residency, Step, UnloadNow
+from penstock.models.uses import ATTEMPTS, KILLS, Model, bytes_told, of_key, told_attempt, told_too_large
 
 
 class Refusal(NamedTuple):
@@ -92,12 +92,7 @@ class KeyedModels(Copies):
         if self._copies[copy].loads.pop(model, None) is None:
             return None
         self._failed(model, failed, no_memory=failed.no_memory)
-        attempts = self.residency.uses[model].failed
-        if attempts >= ATTEMPTS:
-            return None
-        if not attempts:
-            return f"{of_key(model)} found no memory beside others, and is loaded when they are unloaded: {_reason(failed)}"
-        return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {_reason(failed)}; it is tried again"
+        return told_attempt(model, self.residency.uses[model].failed, _reason(failed))
 
     def leaks(self, copy: int, leak: Leaks) -> None:
         """Memory of models that were unloaded there is not free."""
@@ -171,7 +166,7 @@ class KeyedModels(Copies):
 
     # What to do now.
 
-    def decide(self, now: float) -> list[LoadModel | UnloadModel | Refusal]:
+    def decide(self, now: float) -> list[LoadNow | UnloadNow | Refusal]:
         if not self._stale and ((time := self.residency.next_time()) is None or now < time):
             return []
         self._stale = False
@@ -180,16 +175,14 @@ class KeyedModels(Copies):
             self.residency.put_first(batch.model)
         return [made for step in self.residency.decide(now) if (made := self._do(step, now)) is not None]
 
-    def _do(self, step: LoadNow | UnloadNow | Admit | Refuse, now: float) -> LoadModel | UnloadModel | Refusal | None:
-        model: Any = step.model
+    def _do(self, step: Step, now: float) -> LoadNow | UnloadNow | Refusal | None:
         if isinstance(step, LoadNow):
-            self._copies[step.copy].loads[model] = now
-            return LoadModel(step.copy, model)
-        if isinstance(step, UnloadNow):
-            return UnloadModel(step.copy, model)
-        entries = self.residency.take(model)
+            self._copies[step.copy].loads[step.model] = now
+        if isinstance(step, LoadNow | UnloadNow):
+            return step
+        entries = self.residency.take(step.model)
         if isinstance(step, Refuse):
-            return self._refusal(model, entries, step.too_large)
+            return self._refusal(step.model, entries, step.too_large)
         for entry in entries:
             self._fronts.all[step.copy].add(entry, entry.owner, now)
         return None

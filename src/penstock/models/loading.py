@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.models.activity import BATCHES, LOADS, Mark
-from penstock.models.memory import file_bytes, proportional_bytes
+from penstock.models.memory import file_bytes
 from penstock.models.sizing import RAM, Reached, SizeCount, counted_bytes
+from penstock.transport.interpreters import proportional_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,6 @@ def file_bytes(model_files: Callable[[], Iterable[str]]) -> int | None:
     return sum(found) if found else None
 
 
-def proportional_bytes() -> int:
-    """The memory that this process holds, its share of what is shared (Linux); 0 where that cannot be seen."""
-    match = re.search(r"^Pss:\s+(\d+) kB", read_file("/proc/self/smaps_rollup"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
 def visible_gpus() -> tuple[str, ...]:
     """The NVIDIA GPUs that a process of ours would see, by the names that CUDA_VISIBLE_DEVICES takes."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

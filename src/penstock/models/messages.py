@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from penstock.batching.limits import BatchLimits
 from penstock.failures import Failure
 from penstock.models.budget import MemoryBudget
+from penstock.models.outcome import Outcome
 from penstock.transport.reports import ErrorReport
 from penstock.transport.segments import SegmentRef
 
@@ -97,10 +98,6 @@ class Shutdown(NamedTuple):
 
 
 # From the broker to a client.
-
-
-class Welcome(NamedTuple):
-    pid: int
 
 
 class Started(NamedTuple):
@@ -229,15 +226,7 @@ class Ran(NamedTuple):
     batch: int
     seconds: float
     answers: list[tuple[int, Payload, Any]]  # by reader: packed answers, failures by position, None: it runs again
-    model_id: str | None  # as in Answers, and so is:
-    wrapped: bool
-    calls: int  # of the model
-    out_of_memory: int | None  # the least number of rows that did not fit, if any did not
-    size: int | None  # bytes of the batch, if they were counted
-    again: list[int] = []  # rows that did not fit alone; all: there are no answers
-    device_seconds: float | None = None  # that its device was at work, if that is known
-    stale: int | None = None  # as in Answers
-    counts: Mapping[str, int] = {}  # what the handler has counted by itself
+    outcome: Outcome  # without these; all rows `again`: there are no answers
 
 
 class ModelLost(NamedTuple):

@@ -326,20 +326,7 @@ class _Server:
 
 
 def _ran(job: _Job, seconds: float, answers: list[tuple[int, Payload, Any]], outcome: Outcome) -> Ran:
-    return Ran(
-        job.batch,
-        seconds,
-        answers,
-        outcome.model_id,
-        outcome.wrapped,
-        outcome.calls,
-        outcome.out_of_memory,
-        outcome.size,
-        list(outcome.again),
-        outcome.device_seconds,
-        outcome.stale,
-        outcome.counts,
-    )
+    return Ran(job.batch, seconds, answers, outcome._replace(answers=None, failures={}))
 
 
 def _unwrapped(outcome: Outcome, rows: Block) -> Outcome:

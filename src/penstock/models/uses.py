@@ -116,6 +116,15 @@ def told_too_large(model: Model, size: int, budget: MemoryBudget) -> str:
     return f"{of_key(model)} takes {bytes_told(size)}, and the budget is {told} ({name}): {advice}"
 
 
+def told_attempt(model: Model, attempts: int, why: str) -> str | None:
+    """What people are told of a load that has failed; None: it is not tried again, and the error of its rows says why."""
+    if not attempts:
+        return f"{of_key(model)} found no memory beside others, and is loaded when they are unloaded: {why}"
+    if attempts < ATTEMPTS:
+        return f"{of_key(model)} could not be loaded, attempt {attempts} of {ATTEMPTS}: {why}; it is tried again"
+    return None
+
+
 def not_loaded(step: str, model: Model, why: BaseException) -> PenstockError:
     """What ends the run where a model cannot be loaded, and nobody handles that."""
     if isinstance(why, UsageError):

@@ -165,11 +165,7 @@ class VersionFiles:
 
 def wanted_files(folder: str) -> dict[str, bytes]:
     """What is wanted, of all models of a run, by the names of the files."""
-    found = {}
-    for path in Path(folder).glob("*.versions"):
-        with contextlib.suppress(OSError):
-            found[path.name] = path.read_bytes()
-    return found
+    return _contents(folder, "*.versions")
 
 
 def exchange(folder: str, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -178,8 +174,12 @@ def exchange(folder: str, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
     for name, told in wanted.items():
         if there.get(name) != told:
             _put(os.path.join(folder, name), json.loads(told))
+    return _contents(folder, "*.status")
+
+
+def _contents(folder: str, pattern: str) -> dict[str, bytes]:
     found = {}
-    for path in Path(folder).glob("*.status"):
+    for path in Path(folder).glob(pattern):
         with contextlib.suppress(OSError):
             found[path.name] = path.read_bytes()
     return found
@@ -196,9 +196,7 @@ def add_reports(folder: str, machine: str, reports: Mapping[str, bytes]) -> None
 def _is_gone(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's, by now
+    except OSError:  # there is none, or it is somebody else's by now
         return True
     return False
 

@@ -11,6 +11,7 @@ from penstock.display import Displayed, Look
 from penstock.errors import GraphError
 from penstock.pipeline.hints import NO_HINTS, ResourceHints, resource_hints
 from penstock.pipeline.traits import STEP, Traits
+from penstock.rows import shorten
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
@@ -83,7 +84,7 @@ class PTransform(Displayed, Generic[InT, OutT]):
 
     def __or__(self, right: Any) -> Any:
         raise GraphError(
-            f"{type(self).__name__} | {_describe(right)}: a pipeline starts with a Pipeline or a PCollection on the left, "
+            f"{type(self).__name__} | {shorten(right, 60)}: a pipeline starts with a Pipeline or a PCollection on the left, "
             "as in: pipeline | ps.Create(rows) | ps.Map(f)"
         )
 
@@ -193,7 +194,7 @@ def apply(transform: Any, left: Any) -> Any:
             hint = "wrap it in ps.RunInference(...)"
         if isinstance(transform, type) and issubclass(transform, PTransform):
             hint = f"call it: {transform.__name__}(...)"
-        raise GraphError(f"{_describe(transform)} on the right of | is not a transform: {hint}")
+        raise GraphError(f"{shorten(transform, 60)} on the right of | is not a transform: {hint}")
     return _pipeline_of(transform, left).expand(transform, left)
 
 
@@ -206,7 +207,7 @@ def _pipeline_of(transform: PTransform[Any, Any], left: Any) -> Pipeline:
     if not collections:
         _refuse_handled(left)
         raise GraphError(
-            f"{_describe(left)} on the left of | {type(transform).__name__}: expected a Pipeline or a PCollection; "
+            f"{shorten(left, 60)} on the left of | {type(transform).__name__}: expected a Pipeline or a PCollection; "
             "rows in memory become one with pipeline | ps.Create(rows)"
         )
     pipeline = collections[0].pipeline
@@ -235,8 +236,3 @@ def _collections_in(left: Any) -> list[PCollection[Any]]:
         if all(isinstance(member, PCollection) for member in found):
             return found
     return []
-
-
-def _describe(thing: object) -> str:
-    text = repr(thing)
-    return text if len(text) <= 60 else f"{text[:57]}..."

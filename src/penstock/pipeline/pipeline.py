@@ -6,7 +6,6 @@ import contextvars
 import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.display import Displayed, Look
@@ -130,9 +129,7 @@ class Pipeline(Displayed):
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: object, traceback: object) -> None:
         is_used(self._mark)
         if exc_type is None and (pending := self._not_collected()):
             self._finish(self._graph_for(pending))

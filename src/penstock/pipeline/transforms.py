@@ -193,19 +193,22 @@ class ParDo(Handleable[PCollection[T], PCollection[U]]):
 
     def row_function(self) -> RowOutputs:
         self.dofn.setup()
-        return lambda row: self._outputs_of(self.dofn.process(row, *self.args, **self.kwargs))
+        return self.outputs_of
 
-    def _outputs_of(self, items: Any) -> list[tuple[str, Any]]:
-        return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
+    def outputs_of(self, row: Any) -> list[tuple[str, Any]]:
+        """All that process() gives for a row, each with its output."""
+        items = self.dofn.process(row, *self.args, **self.kwargs)
+        return [] if items is None else [self.tagged(item) for item in rows_made(items, "process()")]
 
     def good_tags(self) -> tuple[str, ...]:
         """The outputs for rows that have not failed: the main one, then those of with_outputs()."""
         return MAIN, *self.tags
 
-    def _tagged(self, item: Any) -> tuple[str, Any]:
+    def tagged(self, item: Any) -> tuple[str, Any]:
+        """What process() gave, and for which output."""
         if type(item) is not TaggedOutput:
             return MAIN, item
-        if item.tag not in self.tags:
+        if item.tag not in self.good_tags():
             raise ValueError(f"yielded a row for output {item.tag!r}, which is not named in with_outputs(...)")
         return item.tag, item.value
 

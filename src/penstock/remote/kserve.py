@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 _TYPES = {bool: "BOOL", int: "INT64", float: "FP32", str: "BYTES"}
@@ -18,46 +19,36 @@ def kserve_request(name: str, datatype: str | None = None) -> Callable[[Any], di
     """A request_fn: each row, a number, a text or a list of such, nested or not, is the only row of the input `name`.
     datatype: as KServe calls it, such as "FP32"; None: that of an array; else BOOL, INT64, BYTES (of texts), and FP32 where
     a number has a fraction."""
-    return _Request(name, datatype)
+    return partial(_request, name, datatype)
 
 
 def kserve_answer(name: str | None = None) -> Callable[[Any], Any]:
     """An answer_fn: the values of the output `name`, or of the only one, without the axis of rows: a number or a text if
     there is one value, else a list, nested as its shape says."""
-    return _Answer(name)
+    return partial(_answer, name)
 
 
-class _Request:
-    def __init__(self, name: str, datatype: str | None) -> None:
-        self._name = name
-        self._datatype = datatype
-
-    def __call__(self, row: Any) -> dict[str, Any]:
-        values = _plain(row)
-        shape = _shape(values)
-        flat = _flat(values)
-        if len(flat) != math.prod(shape):
-            raise ValueError(f"expected lists of one length, got {len(flat)} values where the first ones say {shape}")
-        datatype = self._datatype or _ARRAY_TYPES.get(str(getattr(row, "dtype", "")).removeprefix("torch."))
-        datatype = _type_of(flat, datatype)
-        return {"inputs": [{"name": self._name, "shape": [1, *shape], "datatype": datatype, "data": flat}]}
+def _request(name: str, datatype: str | None, row: Any) -> dict[str, Any]:
+    values = _plain(row)
+    shape = _shape(values)
+    flat = _flat(values)
+    if len(flat) != math.prod(shape):
+        raise ValueError(f"expected lists of one length, got {len(flat)} values where the first ones say {shape}")
+    datatype = datatype or _ARRAY_TYPES.get(str(getattr(row, "dtype", "")).removeprefix("torch."))
+    return {"inputs": [{"name": name, "shape": [1, *shape], "datatype": _type_of(flat, datatype), "data": flat}]}
 
 
-class _Answer:
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-
-    def __call__(self, body: Any) -> Any:
-        if isinstance(body, Mapping) and body.get("error"):
-            raise ValueError(f"the service answered with an error: {body['error']!r}")
-        outputs = {each["name"]: each for each in body["outputs"]}
-        if self._name is None and len(outputs) != 1:
-            raise ValueError(f"expected one output, got {', '.join(outputs)}; name one: kserve_answer(name)")
-        name = next(iter(outputs)) if self._name is None else self._name
-        if name not in outputs:
-            raise ValueError(f"there is no output {name!r}; the outputs are {', '.join(outputs)}")
-        values, shape = _flat(outputs[name]["data"]), list(outputs[name]["shape"])
-        return _shaped(values, shape[1:] if shape and shape[0] == 1 else shape)
+def _answer(wanted: str | None, body: Any) -> Any:
+    if isinstance(body, Mapping) and body.get("error"):
+        raise ValueError(f"the service answered with an error: {body['error']!r}")
+    outputs = {each["name"]: each for each in body["outputs"]}
+    if wanted is None and len(outputs) != 1:
+        raise ValueError(f"expected one output, got {', '.join(outputs)}; name one: kserve_answer(name)")
+    name = next(iter(outputs)) if wanted is None else wanted
+    if name not in outputs:
+        raise ValueError(f"there is no output {name!r}; the outputs are {', '.join(outputs)}")
+    values, shape = _flat(outputs[name]["data"]), list(outputs[name]["shape"])
+    return _shaped(values, shape[1:] if shape and shape[0] == 1 else shape)
 
 
 def _plain(value: Any) -> Any:

@@ -60,7 +60,6 @@ class Retries:
 
     num_retries: int = 8
     retry_filter: Callable[[Exception], bool] = lambda error: True
-    backoff: float = 0.5  # seconds: the bound of the first wait, which doubles
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_retries, int) or isinstance(self.num_retries, bool) or self.num_retries < 0:

@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.errors import RemoteRequestError, UsageError
 from penstock.remote.answers import digest_of
@@ -42,12 +42,7 @@ class BrokenOff(Exception):  # noqa: N818
     """The service may have seen the request, and has not answered it."""
 
 
-class Transport(Protocol):
-    """Sends one request. Raises Unreachable or BrokenOff."""
-
-    def __call__(self, content: bytes) -> Awaitable[Reply]: ...
-
-
+Transport = Callable[[bytes], Awaitable[Reply]]  # sends one request; raises Unreachable or BrokenOff
 Read = Callable[[bytes], tuple[Any, Spending]]  # a body -> the answer, and the tokens that it took; ValueError: a bad one
 
 
@@ -146,7 +141,7 @@ class Service:
             if tried > self._retries.num_retries or not self._retries.retry_filter(error):
                 raise error
             self._counts.add("requests_retried")
-            await ending.sleep(backoff(tried, random.random(), self._retries.backoff))
+            await ending.sleep(backoff(tried, random.random()))
 
     def _error(self, reply: Reply) -> RemoteRequestError:
         what = f"{self._name} answered with status {reply.status}: {self._beginning(reply.body)}"

@@ -253,7 +253,6 @@ class Coordinator:
 
     def _death_of(self, task: Task, died: Died) -> WorkerDiedError:
         stage = self._plan.stages[task.stage]
-        has_model = any(step.traits.model is not None for step in stage.steps())
         steps = ", ".join(step.label for step in stage.steps())
         where = "-".join(map(str, task.key))
         return WorkerDiedError(
@@ -261,7 +260,7 @@ class Coordinator:
             f"{died.how}\n"
             f"  the stage's steps: {steps}\n"
             "  look for a crash in native code or in load_model(), or a split that needs more memory than there is\n"
-            f"{_short_of_memory(has_model) if 'SIGKILL' in died.how else ''}"
+            f"{_short_of_memory(bool(stage.models())) if 'SIGKILL' in died.how else ''}"
             "  if a single row causes this, use .with_exception_handling(use_subprocess=True) on the step, or timeout=60 "
             "instead: it runs the step in a process of its own, finds the row and sends it to the failures; large_model=True"
             " of a handler finds it, too, and the error names it"

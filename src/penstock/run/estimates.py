@@ -18,22 +18,17 @@ SAMPLE = 100  # rows
 
 def estimates(plan: Plan) -> list[str]:
     """A line for each step that asks a service. Only rows that come from a source as they are can be looked at."""
-    asking = {step.label: step for stage in plan.stages for step in stage.steps() if _asks(step)}
+    models = {step.label: spec for stage in plan.stages for step, spec in stage.models()}
+    asking = {label: spec for label, spec in models.items() if isinstance(spec.handler, ServiceHandler)}
     told: dict[str, str] = {}
     for _, _, root, source in plan.sources():
-        for step in [end for ends in root.next.values() for end in ends if isinstance(end, Step) and _asks(end)]:
-            told[step.label] = _of_step(step, source)
+        for label in [end.label for ends in root.next.values() for end in ends if isinstance(end, Step)]:
+            if label in asking:
+                told[label] = _of_step(asking[label], source)
     return [f"  step {label!r}: {told.get(label, 'no estimate, because other steps come before it')}" for label in asking]
 
 
-def _asks(step: Step) -> bool:
-    model = step.traits.model
-    return model is not None and isinstance(model.handler, ServiceHandler)
-
-
-def _of_step(step: Step, source: Source[Any]) -> str:
-    spec = step.traits.model
-    assert spec is not None
+def _of_step(spec: InferenceSpec, source: Source[Any]) -> str:
     assert isinstance(spec.handler, ServiceHandler)
     rows = source.count()
     if rows is None:

@@ -18,7 +18,7 @@ from penstock.run.plan import Plan
 from penstock.run.pools import Pool, Pools, RunSize
 from penstock.run.setup import Job
 from penstock.run.splits import cut, split_goals
-from penstock.steps.stage import Outlet, Stage, Step
+from penstock.steps.stage import Outlet, Step
 
 TURNS = "turns columns into rows, and makes a Python object of each"
 
@@ -56,8 +56,7 @@ def explain(job: Job, size: RunSize, *, sample: bool = False) -> str:
 
 
 def _without_model_files(plan: Plan) -> list[str]:
-    models = [(step.label, step.traits.model) for stage in plan.stages for step in stage.steps()]
-    return [label for label, model in models if model is not None and not model.handler.model_files()]
+    return [step.label for stage in plan.stages for step, spec in stage.models() if not spec.handler.model_files()]
 
 
 def _where(pools: Pools) -> str:
@@ -98,12 +97,8 @@ def _whole_inputs(job: Job, pools: Pools) -> set[str]:
     return {
         root.label
         for i, ((stage, _, root, source), goal) in sources
-        if not pools.in_process and goal.at_once > 1 and _has_model(stage) and len(cut(source, i, goal)) == 1
+        if not pools.in_process and goal.at_once > 1 and stage.models() and len(cut(source, i, goal)) == 1
     }
-
-
-def _has_model(stage: Stage) -> bool:
-    return any(step.traits.model is not None for step in stage.steps())
 
 
 def _has_columns(plan: Plan) -> bool:

@@ -45,7 +45,7 @@ class RunOutputs:
         """Workers have been given their work: time to make visible what may be."""
 
     def refreshed(self, events: Sequence[RefreshEvent]) -> None:
-        """Models have changed, or did not: to be remembered with the run."""
+        """Models have changed, or did not: to be remembered with the run. Often there is nothing new."""
 
     def check(self) -> None:
         """All is done. Raise if it must not count."""

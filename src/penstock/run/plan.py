@@ -197,27 +197,23 @@ def window(stage: Stage) -> int:
 
 def default_budgets(plan: Plan) -> int:
     """How many steps have many models and no budget of their own; those that share their models count once."""
-    steps = [step for stage in plan.stages for step in stage.steps()]
-    specs = {spec.session_key(step.label): spec for step in steps if (spec := step.traits.model) is not None}
+    specs = {spec.session_key(step.label): spec for stage in plan.stages for step, spec in stage.models()}
     return sum(spec.by_key is not None and spec.by_key.budget.bytes is None for spec in specs.values())
 
 
 def in_flight(stage: Stage) -> int:
     """How many rows a model of the stage answers at once, each by itself; 0: all take batches."""
-    models = [step.traits.model for step in stage.steps()]
-    return max((rows_at_once(model.handler) for model in models if model is not None), default=0)
+    return max((rows_at_once(spec.handler) for _, spec in stage.models()), default=0)
 
 
 def waits_for_device(stage: Stage) -> bool:
     """Whether a model of the stage is on an accelerator, and is given rows of like length."""
-    models = [step.traits.model for step in stage.steps() if step.traits.by_length]
-    return any(model is not None and model.handler.new_shapes_cost() for model in models)
+    return any(step.traits.by_length and spec.handler.new_shapes_cost() for step, spec in stage.models())
 
 
 def feeds_device(stages: Sequence[Stage], around: Surroundings) -> bool:
     """Whether the models of these stages are all on devices of other processes, and no step sets up something for each
     thread that runs it."""
-    traits = [step.traits for stage in stages for step in stage.steps()]
-    places = [choose_place(each.model.wishes(), around) for each in traits if each.model is not None]
+    places = [choose_place(spec.wishes(), around) for stage in stages for _, spec in stage.models()]
     on_devices = [place.hosted and bool(place.devices) for place in places]
-    return bool(places) and all(on_devices) and not any(each.sets_up for each in traits)
+    return bool(places) and all(on_devices) and not any(step.traits.sets_up for stage in stages for step in stage.steps())

@@ -21,6 +21,7 @@ from penstock.pipeline.hints import ACCELERATOR_TYPE, ResourceHints, cluster_nee
 from penstock.run.plan import Plan, feeds_device
 from penstock.run.schedule import PoolSize
 from penstock.run.short_jobs import SHORT_JOB_BYTES, fits_threads, suits_threads
+from penstock.steps.stage import Stage
 
 SMALL_RUN_ROWS = 1000
 AHEAD_SLOTS = 2
@@ -109,8 +110,8 @@ def run_size(plan: Plan, sources: Iterable[Source[Any]]) -> RunSize:
         with hiding_secrets(source.paths() if isinstance(source, FileSource) else ()):
             rows.append(source.count())
             sizes.append(source.byte_size())
-    traits = [step.traits for stage in plan.stages for step in stage.steps()]
-    models = [file_bytes(each.model.handler.model_files) for each in traits if each.model is not None and each.columns]
+    steps = [each for stage in plan.stages for each in stage.models()]
+    models = [file_bytes(spec.handler.model_files) for step, spec in steps if step.traits.columns]
     return RunSize(_sum(rows), _sum(sizes), _sum(models))
 
 
@@ -158,26 +159,20 @@ def _short(plan: Plan, options: RunOptions, machine: Machine, size: RunSize) -> 
 
 
 def _complete(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
-    """With what the models of its stages say."""
-    steps = [step for stage in plan.stages if stage.index in pool.stages for step in stage.steps()]
+    """With what the models of its stages say. Where workers feed a device, each has two splits at a time: one is read and
+    prepared while the rows of the other are answered. Its threads take turns: no two run the user's code at once."""
+    stages = [stage for stage in plan.stages if stage.index in pool.stages]
     near = replace(around, workers=pool.size.workers)
-    places = [choose_place(step.traits.model.wishes(), near) for step in steps if step.traits.model is not None]
+    places = [choose_place(spec.wishes(), near) for stage in stages for _, spec in stage.models()]
+    ahead = pool.size.slots == 1 and not near.deterministic and feeds_device(stages, near)
     return replace(
-        _with_slots(pool, plan, around),
-        variables=_variables(plan, pool.stages, around),
+        pool,
+        size=replace(pool.size, slots=AHEAD_SLOTS) if ahead else pool.size,
+        ahead=ahead,
+        variables=_variables(stages, around),
         hosted=any(place.hosted for place in places),
         on_device=any(place.hosted and bool(place.devices) for place in places),
     )
-
-
-def _with_slots(pool: Pool, plan: Plan, around: Surroundings) -> Pool:
-    """Where workers feed a device, each has two splits at a time: one is read and prepared while the rows of the other are
-    answered. Its threads take turns: no two run the user's code at once."""
-    stages = [stage for stage in plan.stages if stage.index in pool.stages]
-    around = replace(around, workers=pool.size.workers)
-    if pool.size.slots > 1 or around.deterministic or not feeds_device(stages, around):
-        return pool
-    return replace(pool, size=replace(pool.size, slots=AHEAD_SLOTS), ahead=True)
 
 
 def unlimited_loads(plan: Plan, pools: Pools, around: Surroundings) -> list[str]:
@@ -185,23 +180,20 @@ def unlimited_loads(plan: Plan, pools: Pools, around: Surroundings) -> list[str]
     found: dict[str, None] = {}
     for pool in pools.pools:
         near = replace(around, workers=pool.size.workers)
-        for step in (step for stage in plan.stages if stage.index in pool.stages for step in stage.steps()):
-            model = step.traits.model
-            if model is None or model.refresh is not None or isinstance(model.handler, ServiceHandler):
-                continue
-            if not choose_place(model.wishes(), near).hosted:
+        for step, spec in (each for stage in plan.stages if stage.index in pool.stages for each in stage.models()):
+            is_limited = spec.refresh is not None or isinstance(spec.handler, ServiceHandler)
+            if not is_limited and not choose_place(spec.wishes(), near).hosted:
                 found[step.label] = None
     return list(found)
 
 
-def _variables(plan: Plan, stages: Sequence[int], around: Surroundings) -> dict[str, str]:
+def _variables(stages: Sequence[Stage], around: Surroundings) -> dict[str, str]:
     """What the models of these stages want in the environment, before a worker imports anything."""
     found: dict[str, tuple[str, str]] = {}
-    for step in (step for stage in plan.stages if stage.index in stages for step in stage.steps()):
-        model = step.traits.model
-        if model is None or choose_place(model.wishes(), around).hosted:
+    for step, spec in (each for stage in stages for each in stage.models()):
+        if choose_place(spec.wishes(), around).hosted:
             continue
-        for name, value in variables_of(model.handler).items():
+        for name, value in variables_of(spec.handler).items():
             other, said = found.setdefault(name, (step.label, value))
             if said != value:
                 raise UsageError(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import StoppedError, UsageError
 from penstock.models.place import LOAD_TIMEOUT, Surroundings
@@ -30,9 +30,6 @@ from penstock.run.setup import Job, Layout, Setup, lay_out, list_inputs, set_up
 from penstock.run.signals import stoppable, uninterrupted
 from penstock.run.standing import Standing
 from penstock.run.throttling import Throttling
-
-if TYPE_CHECKING:
-    from penstock.run.refreshing import ModelRefresh
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +154,9 @@ class Run:
         refresh = ModelRefresh(self._job.graph, spec.around, self._rows_of_branch, self.stop)
         try:
             with refresh:
-                self._coordinate(setup, fleet, outputs, tally, spec.throttling, lambda: _tell(outputs, refresh))
+                self._coordinate(
+                    setup, fleet, outputs, tally, spec.throttling, lambda: outputs.refreshed(refresh.take_events())
+                )
         except StoppedError as exc:
             if refresh.error is not None:
                 raise refresh.error from exc
@@ -211,12 +210,6 @@ def _painter(wanted: bool | None) -> Progress | PlainProgress | None:
     if wanted is False or sys.stderr is None or sys.stderr.closed:
         return None
     return Progress(sys.stderr) if sys.stderr.isatty() else PlainProgress(sys.stderr)
-
-
-def _tell(outputs: RunOutputs, refresh: ModelRefresh) -> None:
-    """Between two events of the run."""
-    if events := refresh.take_events():
-        outputs.refreshed(events)
 
 
 def _result(

@@ -39,7 +39,7 @@ class Standing:
         at_work = {number: tally.running_rows.get(number, 0) for number, task in running.items() if task.stage == index}
         before, ended = self._before.get(index, 0), tally.stage_rows.get(index, 0)
         rows = ended + sum(at_work.values())
-        models = list(dict.fromkeys(step.label for step in steps if step.traits.model is not None))
+        models = list(dict.fromkeys(step.label for step, _ in stage.models()))
         sizes = [metrics.distribution("inference_request_batch_size", step=label) for label in models]
         batch = sum(size.sum for size in sizes) / n if (n := sum(size.count for size in sizes)) else None
         from_source = any(root.transform is not None for root in stage.roots)

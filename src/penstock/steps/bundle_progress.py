@@ -7,19 +7,8 @@ all that it was given; what it has done of that is the same part of them. Blocks
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from penstock.blocks import Block, row_count
-from penstock.steps.operator import Emit
-
-
-class Worker(Protocol):
-    """What a gauge needs to know of a step at work. The numbers are of its bundle, and only grow."""
-
-    def push(self, block: Block) -> None: ...
-    def rows_in_block(self, block: Block) -> int: ...
-    def rows_given(self) -> int: ...
-    def rows_through(self) -> int: ...
+from penstock.steps.operator import Emit, Operator
 
 
 class RowsLine:
@@ -31,7 +20,7 @@ class RowsLine:
         self._entered = 0  # rows of the input, with the block that is on its way
         self._pushed = 0  # and without it
 
-    def gauged(self, step: Worker) -> Emit:
+    def gauged(self, step: Operator) -> Emit:
         """The way into the next step on the line."""
         before = self._gauges[-1] if self._gauges else self
         self._gauges.append(Gauge(step, before))
@@ -65,7 +54,7 @@ class RowsLine:
 class Gauge:
     """How far one step on the line has come."""
 
-    def __init__(self, step: Worker, before: Gauge | RowsLine) -> None:
+    def __init__(self, step: Operator, before: Gauge | RowsLine) -> None:
         self._step = step
         self._before = before
         self._offered = 0.0, 0  # rows of the input behind all that the step was given, and how many rows that is: at once

@@ -11,14 +11,14 @@ from typing import Any
 
 from penstock.blocks import Block, Pacer, rows_of
 from penstock.errors import RefusedError
-from penstock.failures import NOT_PICKLABLE, Failure
+from penstock.failures import Failure
+from penstock.inference.ticket import not_packed
 from penstock.pipeline.graph import FAILURES
 from penstock.pipeline.handled import Handleable
 from penstock.retry import Retry, Tried, Tries
 from penstock.row_copies import own_rows, told_once
 from penstock.rows import many, map_rows, row_error, without
 from penstock.steps.operator import Operator
-from penstock.transport.packing import why_not_packed
 
 
 class RowGuard:
@@ -62,12 +62,8 @@ class RowGuard:
 
     def not_packed(self, made: list[Any], failed: Collection[int]) -> dict[int, Failure]:
         """The failures of rows of which something was made that cannot be sent to another process, where handled."""
-        found: dict[int, Failure] = {}
-        for at, each in enumerate(made):
-            exc = None if at in failed else why_not_packed(each)
-            if exc is not None and self._handling is not None and self._handling.handles(exc):
-                found[at] = Failure.of(exc, self._label, kind=NOT_PICKLABLE)
-        return found
+        rest = [None if at in failed else each for at, each in enumerate(made)]
+        return {} if self._handling is None else not_packed(rest, self._handling, self._label)
 
 
 class GuardedOperator(Operator):

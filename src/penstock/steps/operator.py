@@ -52,7 +52,7 @@ class Operator:
             self.count.kinds[failure.kind] = self.count.kinds.get(failure.kind, 0) + 1
         self._outputs[tag](failed)
 
-    # For progress (bundle_progress.py); read from other threads.
+    # For progress (bundle_progress.py); read from other threads. The numbers are of the bundle, and only grow.
 
     def rows_in_block(self, block: Block) -> int:
         """How many rows a block is, as this step counts them."""

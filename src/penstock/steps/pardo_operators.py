@@ -9,8 +9,8 @@ from penstock.blocks import Block, Pacer, rows_of
 from penstock.errors import PenstockError, RefusedError, StepError
 from penstock.failures import Failure
 from penstock.forks import end_if_forked
-from penstock.pipeline.graph import FAILURES, MAIN
-from penstock.pipeline.transforms import ParDo, TaggedOutput
+from penstock.pipeline.graph import FAILURES
+from penstock.pipeline.transforms import ParDo
 from penstock.rows import let_through, row_error, rows_made, safe_str, without
 from penstock.steps.failing_rows import RowGuard, saw_made
 from penstock.steps.operator import Operator
@@ -22,7 +22,8 @@ class ParDoOperator(Operator):
         super().__init__(label)
         self._dofn = transform.dofn
         self._args, self._kwargs = transform.args, transform.kwargs
-        self._made: dict[str, list[Any]] = {tag: [] for tag in (MAIN, *transform.tags)}
+        self._tagged = transform.tagged
+        self._made: dict[str, list[Any]] = {tag: [] for tag in transform.good_tags()}
         self._pacers = {tag: Pacer() for tag in self._made}
 
     def setup(self) -> None:
@@ -71,12 +72,6 @@ class ParDoOperator(Operator):
                 raise error(exc) from exc
             self._put(item, error)
 
-    def _tagged(self, item: Any) -> tuple[str, Any]:
-        tag, value = (item.tag, item.value) if type(item) is TaggedOutput else (MAIN, item)
-        if tag not in self._made:
-            raise ValueError(f"yielded a row for output {tag!r}, which is not named in with_outputs(...)")
-        return tag, value
-
     def _put(self, item: Any, error: Callable[[BaseException], StepError]) -> None:
         try:
             tag, value = self._tagged(item)
@@ -115,7 +110,7 @@ class GuardedParDo(ParDoOperator):
 
     def __init__(self, label: str, transform: ParDo[Any, Any]) -> None:
         super().__init__(label, transform)
-        self._guard = RowGuard(label, self._made_of_row, transform)
+        self._guard = RowGuard(label, transform.outputs_of, transform)
         self._pacer = Pacer()
 
     def start(self) -> None:
@@ -130,11 +125,6 @@ class GuardedParDo(ParDoOperator):
             saw_made(self._pacer, len(rows), given)
             self._give(made, failed)
             self.fail([(rows[at], failed[at]) for at in sorted(failed)], FAILURES)
-
-    def _made_of_row(self, row: Any) -> list[tuple[str, Any]]:
-        """All that process() gives for a row, each with its output."""
-        items = self._dofn.process(row, *self._args, **self._kwargs)
-        return [] if items is None else [self._tagged(item) for item in rows_made(items, "process()")]
 
     def _give(self, made: list[Any], failed: dict[int, Failure]) -> None:
         """By output. One that packs comes first: it may refuse. Where several do, each is looked at before."""

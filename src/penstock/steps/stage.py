@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.pipeline.graph import PTransform
 from penstock.pipeline.hints import ResourceHints
 from penstock.pipeline.traits import STEP, Traits
+
+if TYPE_CHECKING:
+    from penstock.inference.spec import InferenceSpec
 
 Path: TypeAlias = tuple[int, ...]
 
@@ -67,3 +70,7 @@ class Stage:
 
     def steps(self) -> list[Step]:
         return [step for root in self.roots for step in root.walk()]
+
+    def models(self) -> list[tuple[Step, InferenceSpec]]:
+        """The steps that rows go through a model in, each with what it says of that."""
+        return [(step, spec) for step in self.steps() if (spec := step.traits.model) is not None]

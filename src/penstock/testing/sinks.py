@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.io.sink import Part, Sink
 from penstock.io.stored_sink import stored
-from penstock.testing.sources import check_same, expect
+from penstock.testing.sources import check_same, expect, worker_copy
 
 T = TypeVar("T")
 
@@ -60,16 +60,10 @@ class _SinkCheck:
         self.read_back = read_back
 
     def open(self, name: str, attempt: int = 1) -> Any:
-        import cloudpickle
+        return worker_copy(self.sink, self.name).open(Part(run=RUN, name=name, attempt=attempt))
 
-        try:
-            worker_copy = pickle.loads(cloudpickle.dumps(self.sink))
-        except Exception as exc:
-            raise AssertionError(f"{self.name} cannot be sent to a worker: {type(exc).__name__}: {exc}") from exc
-        return worker_copy.open(Part(run=RUN, name=name, attempt=attempt))
-
-    def write(self, name: str, n: int, attempt: int = 1) -> Any:
-        writer = self.open(name, attempt)
+    def write(self, name: str, n: int) -> Any:
+        writer = self.open(name)
         self.fill(writer, n)
         return self.close(writer, n)
 

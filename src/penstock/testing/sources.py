@@ -28,13 +28,13 @@ def check_source(source: Source[T], expected_rows: Sequence[T] | None = None) ->
     such as arrays, are compared by their pickled bytes.
     """
     name = type(source).__name__
-    worker_copy = _copy(source, f"{name} itself")
+    copy = worker_copy(source, f"{name} itself")
     first: list[Any] | None = None if expected_rows is None else list(expected_rows)
     for goal in GOALS:
         splits = list(source.splits(goal))
         _check_cut_again(source, goal, splits)
         _check_paths(source, splits)
-        rows = [row for split in splits for row in _read_twice(worker_copy, source.payload(split), name)]
+        rows = [row for split in splits for row in _read_twice(copy, source.payload(split), name)]
         if first is None:
             first = rows
         check_same(first, rows, f"{name}, cut into {len(splits)} splits for {goal}")
@@ -61,7 +61,7 @@ def _check_paths(source: Source[Any], splits: list[Any]) -> None:
 
 
 def _read_twice(source: Source[Any], split: Any, name: str) -> list[Any]:
-    rows = _read(source, _copy(split, f"a split of {name}"), name)
+    rows = _read(source, worker_copy(split, f"a split of {name}"), name)
     check_same(rows, _read(source, split, name), f"{name}, one split read a second time")
     return rows
 
@@ -82,7 +82,8 @@ def check_same(expected: Sequence[Any], got: Sequence[Any], what: str) -> None:
     expect(len(expected) == len(got), f"{what}: {len(got)} rows, expected {len(expected)}")
 
 
-def _copy(thing: Any, what: str) -> Any:
+def worker_copy(thing: Any, what: str) -> Any:
+    """A thing as a worker gets it. AssertionError if it cannot be sent there."""
     import cloudpickle
 
     try:

@@ -1,13 +1,15 @@
-"""Fresh interpreters: how the library starts the processes that work for it, and says how they ended."""
+"""Fresh interpreters: how the library starts the processes that work for it, says how they ended, and what they take."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
@@ -119,3 +121,12 @@ def describe_exit(code: int | None) -> str:
         "SIGTERM": "asked to end from outside",
     }
     return f"signal {name}" + (f" ({causes[name]})" if name in causes else "")
+
+
+def proportional_bytes(process: int | str = "self") -> int:
+    """The memory that a process holds, its share of what is shared (Linux); 0 where that cannot be seen."""
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0

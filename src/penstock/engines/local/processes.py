@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from penstock.engines.local import guardian
 from penstock.models.place import Surroundings
@@ -76,9 +75,7 @@ class Guardian:
     def __enter__(self) -> Guardian:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._say("farewell", None)  # before the pipe is closed, or it would kill and remove
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
