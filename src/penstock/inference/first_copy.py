@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import ModelLoadError
-from penstock.inference.handler import copy_of
+from penstock.inference.handler_copies import copy_of
 from penstock.inference.session import InferenceSession
 from penstock.inference.shared import SessionState
 from penstock.inference.spec import InferenceSpec

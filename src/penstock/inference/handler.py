@@ -343,21 +343,6 @@ class ModelHandler(Displayed, Generic[ExampleT, PredictionT, ModelT]):
         return changed
 
 
-def at_path(handler: ModelHandler[Any, Any, Any], path: str) -> ModelHandler[Any, Any, Any]:
-    """A handler that is for the model at another path; the one that is given stays as it is."""
-    changed = copy_of(handler)
-    changed.update_model_path(path)
-    return changed
-
-
-def copy_of(handler: ModelHandler[Any, Any, Any]) -> ModelHandler[Any, Any, Any]:
-    """One that a method may change without a change to this one."""
-    try:
-        return copy.deepcopy(handler)
-    except Exception:  # of something that has no copies
-        return copy.copy(handler)
-
-
 def variables_of(handler: ModelHandler[Any, Any, Any]) -> Mapping[str, str]:
     """What the model wants in the environment of its process (env_vars=)."""
     return handler._env_vars

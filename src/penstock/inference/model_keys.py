@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import UsageError
-from penstock.inference.handler import ModelHandler, at_path, describes_same_model
+from penstock.inference.handler import ModelHandler, describes_same_model
+from penstock.inference.handler_copies import at_path
 from penstock.io.files import exists, without_secrets
 
 Handler = ModelHandler[Any, Any, Any]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.batching.limits import BatchLimits
-from penstock.inference.handler import ModelHandler, at_path
+from penstock.inference.handler import ModelHandler
+from penstock.inference.handler_copies import at_path
 from penstock.inference.model import ModelCopy
 from penstock.inference.models_by_key import ModelsByKey
 from penstock.inference.refresh import Refreshing

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.errors import ModelLoadError
 from penstock.failures import Failure
 from penstock.inference.guard import Guard
-from penstock.inference.handler import at_path
+from penstock.inference.handler_copies import at_path
 from penstock.inference.live_versions import prepared_with
 from penstock.inference.preparing import ThreadPreparer, Tools, VersionTool, load_tool
 from penstock.inference.spec import InferenceSpec
