@@ -71,10 +71,12 @@ class RunOptions:
 
     @property
     def most_workers(self) -> int | None:
+        """The maximum for a pool; None where nothing was set."""
         return self.workers[1] if isinstance(self.workers, tuple) else self.workers
 
     @property
     def least_workers(self) -> int:
+        """The minimum for a pool; 0 where only a number was set, of workers that start as splits wait for them."""
         return self.workers[0] if isinstance(self.workers, tuple) else 0
 
     @property

@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.errors import NotShippableError, StepError
 from penstock.failures import CRASHED, NOT_PICKLABLE, RAISED, TIMED_OUT, Handling
+from penstock.inference.calls import How
 from penstock.inference.served import ServedModel
 from penstock.models.outcome import Outcome
 from penstock.row_copies import own_rows
@@ -133,13 +134,13 @@ def test_a_row_that_cannot_be_sent_to_the_models_process(pipeline):
 def test_an_answer_that_a_host_cannot_send_fails_alone():
     served = ServedModel("Ask", Answer(str))
     outcome = Outcome([1, threading.Lock(), None], {2: "failed"})
-    got = served.without_unpackable(outcome, (None, "Ask", Handling(), None))
+    got = served.without_unpackable(outcome, How(None, "Ask", Handling()))
     assert got.answers == [1, None, None]
     assert got.failures[2] == "failed"
     assert (got.failures[1].kind, got.failures[1].error_type, got.failures[1].step) == (NOT_PICKLABLE, "TypeError", "Ask")
-    assert served.without_unpackable(outcome, (None, "Ask", None, None)) is None
-    assert served.without_unpackable(outcome, (None, "Ask", Handling(exc_class=LookupError), None)) is None
-    assert served.without_unpackable(Outcome([1], {}), (None, "Ask", Handling(), None)) is None
+    assert served.without_unpackable(outcome, How(None, "Ask")) is None
+    assert served.without_unpackable(outcome, How(None, "Ask", Handling(exc_class=LookupError))) is None
+    assert served.without_unpackable(Outcome([1], {}), How(None, "Ask", Handling())) is None
 
 
 # What is pickled, and does not come back.

@@ -342,7 +342,9 @@ class FailsOnce(ps.ModelHandler):
 
 
 def test_users_of_a_pipeline_meet_in_the_same_sessions_and_the_last_one_closes_them():
-    (first, _), (second, _), (other, _) = (process_sessions.opened(run, Plus()) for run in ("one", "one", "other"))
+    users = [Plus() for _ in range(3)]  # kept: what nothing refers to counts as gone
+    opened = [process_sessions.opened(run, user) for run, user in zip(("one", "one", "other"), users, strict=True)]
+    (first, _), (second, _), (other, _) = opened
     assert first.held is second.held
     assert first.held is not other.held
     for each in (other, first):

@@ -219,7 +219,11 @@ class WriteToSql(Write[Any]):
             raise UsageError(f"WriteToSql(table={table!r}): expected the name of a table")
         if schema is not None and not (database.is_postgres and isinstance(schema, str) and schema):
             raise UsageError(f"WriteToSql(schema={schema!r}): expected the name of a schema of Postgres, or None")
-        keys = () if upsert_by is None else checked_names(upsert_by, "WriteToSql(upsert_by", "columns, such as ['id']")
+        keys = (
+            ()
+            if upsert_by is None
+            else checked_names(upsert_by, "WriteToSql(upsert_by", "a list of column names, such as ['id']")
+        )
         folder = None if aside is None else checked_path(aside, "WriteToSql")
         if folder is not None and "://" in folder:
             raise UsageError(f"WriteToSql(aside={folder!r}): expected a local folder")
