@@ -46,7 +46,7 @@ def identity(rows: int, batch_size: int, workers: int | None) -> dict[str, Any]:
 
 def parquet(folder: str, model_path: str, own_compression: bool = False, **options: Any) -> dict[str, Any]:
     """Columns all the way. `own_compression`: that of WriteToParquet by itself, zstd, instead of that of the rivals."""
-    if not options.get("workers"):
+    if options.get("workers") == 0:
         import sklearn.linear_model  # noqa: F401  # as for the rivals: what this process imports is not on the clock
 
     from penstock.handlers.sklearn import ModelFileType, SklearnModelHandlerNumpy
