@@ -483,6 +483,20 @@ def test_several_classes_are_lists_without_an_object_for_each(
     assert _rounded(made.to_pylist()) == _rounded(expected)
 
 
+def test_a_class_without_a_name_is_an_error_only_where_it_is_the_best(tmp_path: Path) -> None:
+    path = saved_model(tmp_path, transformers.BertForSequenceClassification, num_labels=7)
+    handler = HuggingFacePipelineModelHandler("text-classification", path)
+    model = handler.load_model()
+    named = model.model.config.id2label
+    best = [answer["label"] for answer in model(REVIEWS, truncation=True)]
+    model.model.config.id2label = {at: label for at, label in named.items() if label in best}
+    assert len(model.model.config.id2label) < 7
+    assert [answer["label"] for answer in answers(handler, REVIEWS, model)] == best
+    model.model.config.id2label = {at: label for at, label in named.items() if label != best[0]}
+    with pytest.raises(KeyError):
+        answers(handler, REVIEWS, model)
+
+
 def image_classifier(folder: Path, **settings: Any) -> None:
     config = transformers.ViTConfig(**TINY, image_size=8, **settings)
     torch.manual_seed(3)
@@ -519,6 +533,10 @@ def test_features_of_images_are_arrays(tmp_path: Path, options: Any) -> None:
     assert _rounded(made) == _rounded([model(image, **options) for image in images])
     tensors = answers(handler, images, model, return_tensors=True)
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+    if options:
+        model.model.pooler = None
+        with pytest.raises(ValueError, match="No pooled output"):
+            answers(handler, images, model, **options)
 
 
 def test_classes_of_a_column_of_images_in_a_file(tmp_path: Path) -> None:

@@ -186,6 +186,66 @@ def test_what_is_not_known_is_left_to_the_library(modules: Any, change: Any, tmp
     np.testing.assert_allclose(vectors(path), encoded(path), atol=1e-5)
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("mode", ["cls", "lasttoken", "mean", "weightedmean"])
+def test_a_text_without_tokens(mode: Any, left: bool, tmp_path: Path) -> None:
+    """Where the tokenizer puts none around it, as those of many decoders do not."""
+    path = saved(tmp_path, "qwen2", modules=[Pooling(8, mode)], left=left)
+    changed("tokenizer.json", post_processor=None)(Path(path))
+    assert not needs_the_library(path)
+    np.testing.assert_allclose(vectors(path), encoded(path), atol=1e-5)
+
+
+def without_pooling(path: Path) -> None:
+    (path / "1_Pooling" / "config.json").unlink()
+
+
+def with_a_module_elsewhere(path: Path) -> None:
+    (path / "1_Pooling").rename(path.parent / "1_Pooling")
+    listed = json.loads((path / "modules.json").read_text())
+    listed[1]["path"] = "../1_Pooling"
+    (path / "modules.json").write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "error"),
+    [
+        (without_pooling, TypeError, "missing 1 required positional argument"),
+        (with_a_module_elsewhere, InputError, "Invalid model path"),
+        (changed("config_sentence_transformers.json", default_prompt_name="ask"), InputError, "prompt name 'ask' not found"),
+    ],
+)
+def test_what_the_library_refuses(change: Any, kind: type[Exception], error: str, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    change(Path(path))
+    with pytest.raises(kind, match=error):
+        SentenceTransformerModelHandler(path).load_model()
+
+
+def test_a_limit_of_the_model_that_its_files_do_not_name(tmp_path: Path) -> None:
+    """Texts would be cut later than the library cuts them, at 8,192 tokens."""
+    path = Path(saved(tmp_path, "modernbert"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps({name: config[name] for name in config.keys() - {"max_position_embeddings"}})
+    )
+    changed("tokenizer_config.json", model_max_length=9_000)(path)
+    with pytest.raises(InputError, match="do not agree"):
+        SentenceTransformerModelHandler(str(path)).load_model()
+
+
+def test_prompts_are_those_that_the_library_finds(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    saved_prompts = changed("config_sentence_transformers.json", prompts={"query": "good "}, default_prompt_name="query")
+    saved_prompts(Path(path))
+    for given in ({}, {"prompts": {"query": None}}, {"prompts": {"query": ""}}, {"prompts": {"query": "bad "}}):
+        library = SentenceTransformer(path, device="cpu", local_files_only=True, **given)
+        theirs = library.encode(TEXTS, show_progress_bar=False)
+        np.testing.assert_allclose(vectors(path, load_args=given), theirs, atol=1e-5)
+    (Path(path) / "modules.json").unlink()  # without which the library reads no prompts
+    np.testing.assert_allclose(vectors(path), encoded(path), atol=1e-5)
+
+
 def test_arguments_that_only_the_library_knows(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert needs_the_library(path, load_args={"truncate_dim": 4})
@@ -199,7 +259,14 @@ def test_arguments_that_only_the_library_knows(tmp_path: Path) -> None:
         def run_inference(self, batch: Any, model: Any, inference_args: Any = None) -> Any:
             return model.encode(list(batch), **(inference_args or {}))
 
-    assert isinstance(Own(path).load_model(), SentenceTransformer)
+    class Shortened(SentenceTransformerModelHandler):
+        def load_model(self) -> Any:
+            model = super().load_model()
+            model.max_seq_length = 5
+            return model
+
+    for kind in (Own, Shortened):
+        assert isinstance(kind(path).load_model(), SentenceTransformer)
 
 
 def test_arguments_of_a_call_bring_the_library(tmp_path: Path) -> None:

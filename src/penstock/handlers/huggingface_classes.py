@@ -20,8 +20,11 @@ def classes_of(pipeline: Any, logits: Any, settings: Mapping[str, Any]) -> Any:
     top_k = settings.get("top_k", 5 if known is images else 1)
     if known is None or not is_count(top_k):
         return None
-    scores = _scores(pipeline.model.config, logits.float().numpy(), settings.get("function_to_apply"))
-    labels = [pipeline.model.config.id2label[at] for at in range(scores.shape[1])]
+    labels = [pipeline.model.config.id2label.get(at) for at in range(logits.shape[1])]
+    if not all(isinstance(label, str) for label in labels):
+        return None  # a class without a name is an error only for the rows whose best one it is
+    logits = logits.float() if known is texts or logits.itemsize < 4 else logits
+    scores = _scores(pipeline.model.config, logits.numpy(), settings.get("function_to_apply"))
     if known is texts and settings.get("_legacy", True):
         best = np.empty(len(scores), object)
         best[:] = [labels[at] for at in scores.argmax(axis=1).tolist()]

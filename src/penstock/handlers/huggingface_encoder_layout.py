@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from penstock.handlers.huggingface_files import ModelFiles
@@ -63,6 +64,7 @@ class EncoderLayout:
     transformer: ModelFiles
     pooling: tuple[str, ...]  # several are put one behind the other
     heads: tuple[Head, ...]
+    max_length: int | None  # tokens, by the settings of the transformer
 
 
 def layout_of(files: ModelFiles, settings: Mapping[str, Any]) -> EncoderLayout | None:
@@ -71,14 +73,17 @@ def layout_of(files: ModelFiles, settings: Mapping[str, Any]) -> EncoderLayout |
     if listed is None or not all(str(module["type"]).startswith("sentence_transformers.") for module in listed):
         return None
     kinds = [str(module["type"]).split(".")[-1] for module in listed]
-    parts = [files.below(module["path"]) for module in listed]
     if kinds[:2] != ["Transformer", "Pooling"] or any(module.get("kwargs") for module in listed):
         return None
+    if any(".." in (path := PurePath(module["path"])).parts or path.is_absolute() for module in listed):
+        return None  # the library refuses it
+    parts = [files.below(module["path"]) for module in listed]
     pooling = _pooling_of(parts[1].json("config.json") or {})
     heads = [_head_of(kind, part) for kind, part in zip(kinds[2:], parts[2:], strict=True)]
     if pooling is None or None in heads or not (_is_plain(files, settings) and _is_plain_transformer(parts[0])):
         return None
-    return EncoderLayout(parts[0], pooling, tuple(head for head in heads if head is not None))
+    known = tuple(head for head in heads if head is not None)
+    return EncoderLayout(parts[0], pooling, known, settings.get("max_seq_length"))
 
 
 def _is_plain(files: ModelFiles, settings: Mapping[str, Any]) -> bool:
@@ -103,6 +108,8 @@ def _pooling_of(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     known = {*_POOLING, "pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"}
     if not config.keys() <= known or not config.get("include_prompt", True):
         return None
+    if config.keys().isdisjoint({"word_embedding_dimension", "embedding_dimension"}):
+        return None  # such as where the file is missing
     told = config.get("pooling_mode") or [mode for name, mode in _POOLING.items() if config.get(name)] or "mean"
     modes = (told,) if isinstance(told, str) else tuple(told)
     return modes if set(modes) <= set(_POOLING.values()) else None

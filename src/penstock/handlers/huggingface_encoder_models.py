@@ -23,7 +23,8 @@ from penstock.handlers.pytorch_linear import quicken
 def load_encoder(
     layout: EncoderLayout, device: torch.device, dtype: Any, max_length: int | None, whole: Callable[[], Any]
 ) -> TextEncoder:
-    """The encoder on its device, in evaluation mode. `whole`: loads it by sentence-transformers."""
+    """The encoder on its device, in evaluation mode. max_length: None is what its files say. whole: loads it by
+    sentence-transformers."""
     files = layout.transformer
     options = {"local_files_only": os.path.isdir(files.place), "trust_remote_code": False, **files.hub}
     if files.subfolder:
@@ -33,8 +34,8 @@ def load_encoder(
         config.use_cache = False  # of decoders, which would keep what only the next token needs
     transformer = transformers.AutoModel.from_pretrained(files.place, config=config, dtype=dtype, **options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(files.place, **options)
-    if max_length is not None:
-        tokenizer.model_max_length = max_length
+    known = tokenizer.model_max_length, getattr(config, "max_position_embeddings", -1)
+    tokenizer.model_max_length = max_length or layout.max_length or min(each for each in known if each != -1)
     heads = [_head(head) for head in layout.heads]
     modules = _Modules(transformer, layout.pooling, [head.to(transformer.dtype) for head in heads])
     return TextEncoder(modules.to(device).eval(), tokenizer, whole)
@@ -105,7 +106,9 @@ def _first(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _last(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return _at(tokens, mask.shape[1] - 1 - mask.to(torch.int32).flip(1).argmax(dim=1))
+    """Zeros for a text without tokens."""
+    places = mask.shape[1] - 1 - mask.to(torch.int32).flip(1).argmax(dim=1)
+    return _at(tokens, places) * _at(mask, places).unsqueeze(-1).to(tokens.dtype)
 
 
 def _at(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

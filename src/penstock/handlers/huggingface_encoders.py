@@ -162,8 +162,10 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
     def _tool(self, files: ModelFiles) -> EncoderTool:
         listed = files.json("modules.json")
         modules = listed or [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-        saved = files.json("config_sentence_transformers.json") or {}
-        prompts = {"query": "", "document": "", **saved.get("prompts", {}), **(self._load_args.get("prompts") or {})}
+        saved = (files.json("config_sentence_transformers.json") if listed else None) or {}
+        given = self._load_args.get("prompts") or {}
+        prompts = {"query": "", "document": "", **dict.fromkeys(given, ""), **saved.get("prompts", {})}
+        prompts |= {name: prompt for name, prompt in given.items() if prompt is not None}
         default = self._load_args.get("default_prompt_name") or saved.get("default_prompt_name")
         first = modules[0]["type"].split(".")
         if first[-1] != "Transformer":
@@ -175,7 +177,7 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         pools = [files.below(module["path"]).json("config.json") or {} for module in modules[1:]]
         return EncoderTool(
             tokenizer,
-            layout=layout_of(files, settings),
+            layout=layout_of(files, settings) if default in (None, *prompts) else None,  # the library says what is wrong
             takes_tokens=all(own)
             and self._has_neutral_load_args()
             and _takes_plain_texts(settings)
@@ -226,15 +228,16 @@ class SentenceTransformerModelHandler(HuggingFaceModelHandler):
         dtype = (self._load_args.get("model_kwargs") or {}).get("dtype", dtype_on(device))
         self._check_length(tool.tokenizer.loaded.positions)
         with loading(f"the sentence encoder {self._model!r}"):
-            model = load_encoder(tool.layout, device, dtype, tool.tokenizer.max_length, self._sentence_transformer)
+            model = load_encoder(tool.layout, device, dtype, self._max_seq_length, self._sentence_transformer)
         self._check_tokens(model, tool)
         return model
 
     def _runs_models_here(self) -> bool:
-        """Whether the arguments leave the model as it is, and nothing but this class runs it."""
+        """Whether the arguments leave the model as it is, and nothing but this class sees it."""
         given = (self._load_args.get("model_kwargs") or {}).keys()
-        runs = type(self).run_inference is SentenceTransformerModelHandler.run_inference
-        return runs and given <= {"dtype"} and not self._load_args.get("trust_remote_code")
+        own, here = type(self), SentenceTransformerModelHandler
+        sees = own.load_model is here.load_model and own.run_inference is here.run_inference
+        return sees and given <= {"dtype"} and not self._load_args.get("trust_remote_code")
 
     def _sentence_transformer(self) -> Any:
         from sentence_transformers import SentenceTransformer

@@ -130,6 +130,8 @@ def run_images(pipeline: Any, task: str, images: Sequence[Any], inference_args: 
     outputs = pipeline.forward(inputs, **pipeline._forward_params)
     if task == "image-classification":
         return classes_of(pipeline, outputs["logits"], settings)
+    if settings.get("pool") and "pooler_output" not in outputs:
+        return None
     features = outputs["pooler_output"] if settings.get("pool") else outputs[0]
     return features.float().numpy()[:, np.newaxis]
 
