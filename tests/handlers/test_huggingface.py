@@ -518,6 +518,21 @@ def test_classes_of_images_are_lists_without_an_object_for_each(tmp_path: Path, 
     assert isinstance(answers(handler, images, model, **options, batch_size=2), list), "which is left to the pipeline"
 
 
+@pytest.mark.parametrize("labels", [{0: "a", 1: "b", 2: "c"}, {0: 10, 1: 20, 2: 30}, {0: "a", 1: 20, 2: None}])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_labels_and_scores_of_images_are_those_of_the_pipeline(tmp_path: Path, labels: Any, dtype: Any) -> None:
+    image_classifier(tmp_path, num_labels=3)
+    images = list(np.random.default_rng(5).integers(0, 255, (4, 3, 9, 12), np.uint8))
+    handler = HuggingFacePipelineModelHandler("image-classification", str(tmp_path), dtype=dtype)
+    model = handler.load_model()
+    model.model.config.id2label = labels
+    made = answers(handler, images, model)
+    made = made.to_pylist() if isinstance(made, pa.Array) else made
+    for mine, theirs in zip(made, (model(image) for image in images), strict=True):
+        assert [each["label"] for each in mine] == [each["label"] for each in theirs]
+        assert [each["score"] for each in mine] == pytest.approx([each["score"] for each in theirs], abs=1e-12)
+
+
 @pytest.mark.parametrize("options", [{}, {"pool": True}])
 def test_features_of_images_are_arrays(tmp_path: Path, options: Any) -> None:
     from PIL import Image

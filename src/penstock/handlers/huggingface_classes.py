@@ -22,7 +22,7 @@ def classes_of(pipeline: Any, logits: Any, settings: Mapping[str, Any]) -> Any:
         return None
     labels = [pipeline.model.config.id2label.get(at) for at in range(logits.shape[1])]
     if not all(isinstance(label, str) for label in labels):
-        return None  # a class without a name is an error only for the rows whose best one it is
+        return None  # Arrow has one type of labels; one that is missing is an error only where its class is among the best
     logits = logits.float() if known is texts or logits.itemsize < 4 else logits
     scores = _scores(pipeline.model.config, logits.numpy(), settings.get("function_to_apply"))
     if known is texts and settings.get("_legacy", True):
