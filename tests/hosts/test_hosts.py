@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from adding import Adds, Slices, loads
 from penstock.errors import ModelLoadError, NotShippableError, PredictionCountError, StepError, UsageError
 from penstock.inference.lane import Caller
 from penstock.inference.sessions import ProcessSessions
@@ -35,40 +36,6 @@ WAYS = {"in-process": {"workers": 0}, "workers": {"workers": 2}, "threads": {"wo
 def pipeline(request):
     """Makes pipelines that run in ways that differ in who asks the host."""
     return lambda **more: ps.Pipeline(**{**WAYS[request.param], **more})
-
-
-class Adds(ps.ModelHandler):
-    """1000 more than the row; each load leaves a line in a file, with its process."""
-
-    def __init__(self, log=None, **settings):
-        super().__init__(**settings)
-        self.log = log and str(log)
-
-    def load_model(self):
-        if self.log:
-            with open(self.log, "a") as log:
-                log.write(f"{os.getpid()}\n")
-        return 1000
-
-    def run_inference(self, batch, model, inference_args=None):
-        return [row + model for row in batch]
-
-
-def loads(path):
-    return path.read_text().split() if path.exists() else []
-
-
-class Slices(ps.Source):
-    """Rows in splits of 100, so that every worker gets some."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def splits(self, goal):
-        return [range(start, min(start + 100, self.rows)) for start in range(0, self.rows, 100)]
-
-    def read(self, split):
-        yield list(split)
 
 
 # Answers, and how many copies give them.

@@ -261,7 +261,7 @@ class HostedLane:
         self._session.client.waits(self._number, None)
 
     def resume(self) -> None:
-        """It goes on."""
+        """After pause(): rows come again."""
         self._session.client.goes(self._number)
 
     def close(self) -> None:

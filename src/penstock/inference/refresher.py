@@ -165,7 +165,7 @@ class Refresher:
         return not version.stamp or stamp_of(version.path) == version.stamp
 
     def replaced_by(self, handler: ModelHandler[Any, Any, Any]) -> str:
-        """The stamp of what is in the place of the handler's own model; empty: it is what it was when the run began."""
+        """The stamp of what has replaced the handler's own model; empty: nothing has since the run began."""
         with self._lock:
             own = self._own = self._own or self._files.own()
         pairs = ((own.get(path), stamp_of(path)) for path in map(str, handler.model_files()))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.models.host_address import make_private, name_of
 
-BEGUN = "?"  # in the place of a decision: one for each process that has begun, and has come to none
+BEGUN = "?"  # instead of a decision: one for each process that has begun, and has come to none
 
 
 def decided(folder: str, key: str, decide: Callable[[int, Sequence[str]], str]) -> str:

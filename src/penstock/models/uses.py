@@ -117,7 +117,7 @@ def told_too_large(model: Model, size: int, budget: MemoryBudget) -> str:
 
 
 def told_attempt(model: Model, attempts: int, why: str) -> str | None:
-    """What people are told of a load that has failed; None: it is not tried again, and the error of its rows says why."""
+    """What people are told of a load that has failed; None: it is not retried, and the error of its rows says why."""
     if not attempts:
         return f"{of_key(model)} found no memory beside others, and is loaded when they are unloaded: {why}"
     if attempts < ATTEMPTS:

@@ -32,7 +32,7 @@ from penstock.transport.reports import ErrorReport
 
 LOOK_EVERY = 1.0  # seconds between two questions how far a split is
 VERSIONS_EVERY = 0.3  # seconds between two looks at which models are wanted
-KEEPER, VERSIONS, NOBODY = -1, -2, -3  # in the place of a worker: what is heard is of a node, or of the cluster
+KEEPER, VERSIONS, NOBODY = -1, -2, -3  # instead of a worker: what is heard is of a node, or of the cluster
 LOOK_FOR_NODES_EVERY = 2.0  # seconds
 STARVED = 10.0  # seconds without a worker, until another pool is to give up its own if it has nothing to do
 SILENCE = 20.0  # seconds to find out whether an actor that cannot be reached is gone, and why
