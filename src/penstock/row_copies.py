@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterable
 from itertools import chain
+from operator import countOf
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -53,10 +54,10 @@ def own_rows(block: BlockT, uncopied: dict[int, Exception] | None = None) -> Blo
 
 def are_constant(rows: list[Any]) -> bool:
     """Whether nobody can change anything in these rows."""
-    each = [*map(type, rows)]
-    if each and each[0] in CONSTANT and each.count(each[0]) == len(each):  # as mostly, and quicker told than by a set
+    first = type(rows[0]) if rows else NoneType
+    if first in CONSTANT and countOf(map(type, rows), first) == len(rows):  # as mostly, and quicker told than by a set
         return True
-    kinds = set(each)
+    kinds = set(map(type, rows))
     return kinds <= CONSTANT or (kinds == {tuple} and _are_constant(chain.from_iterable(rows)))
 
 

@@ -155,6 +155,10 @@ class OfArrays(TabularModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):
                 return make_room(super()._run(good, len(good), model, inference_args), len(matrix), bad)
         return None
 
+    def changes_rows(self) -> bool:
+        """The model gets a matrix of its own."""
+        return not self.is_native()
+
     def check_columns(self, schema: pa.Schema) -> None:
         super().check_columns(schema)
         check_numbers(schema, self.input_columns())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.arrow_columns import numbers_of
+from penstock.arrow_columns import NUMBERS, numbers_of
 from penstock.errors import RowError, UsageError
 from penstock.handlers.catalog import imported
 from penstock.handlers.number_columns import is_number, table_of_numbers, table_of_records
@@ -56,7 +56,8 @@ def matrix_of_table(table: pa.Table, columns: Sequence[str] | None) -> Matrix:
     for at, column in enumerate(_select(table, names).columns):
         if not is_number(column.type):
             raise RowError(_no_numbers(names[at], column.type))
-        matrix[:, at] = numbers_of(column.cast(pa.float64(), safe=False))
+        is_plain = str(column.type) in NUMBERS  # NumPy makes 64-bit floats of these on the way into the matrix
+        matrix[:, at] = numbers_of(column if is_plain else column.cast(pa.float64(), safe=False))
     return matrix
 
 

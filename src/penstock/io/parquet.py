@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_ROWS, BLOCK_BYTES = 64 << 10, 16 << 20  # what read() yields at most, about
-BATCH_ROWS = 4096  # decoded at once: text that repeats is far larger in memory than the file says
+BATCH_ROWS = 4096  # decoded at once, where the width of a row is not known: text that repeats is far larger than in the file
 FOOTER_THREADS = 16
 MOST_RANGES = 8  # of one row group, if no more are asked for: every worker may have to read the group from its start
 ENOUGH_GROUPS = 8  # for each split that is worked on at a time: where there are so many, only huge ones are cut
@@ -149,6 +149,16 @@ def _least_width(kind: pa.DataType) -> int:
         return 4
 
 
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of one value, where all have the same."""
+    import pyarrow.types as types
+
+    if types.is_fixed_size_list(kind):
+        inner = _width(kind.value_type)
+        return None if inner is None else inner * kind.list_size
+    return _least_width(kind) if types.is_primitive(kind) or types.is_decimal(kind) else None
+
+
 def _has_rows(parquet: Any) -> bool:
     """Whether a file without columns has rows: by its own word, or by that of pandas, whose plain index is no column."""
     told = json.loads((parquet.schema_arrow.metadata or {}).get(b"pandas", b"{}"))
@@ -233,11 +243,22 @@ class _OpenFile:
             self._at += self._last.num_rows
 
     def _start(self, number: int, names: list[str]) -> None:
-        group = self.parquet.metadata.row_group(number)
-        fitting = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
-        rows = max(1, min(BATCH_ROWS, fitting))
-        self._batches = iter(self.parquet.iter_batches(rows, row_groups=[number], columns=names))
+        import pyarrow as pa
+
+        rows = self._rows_at_once(number, names)
+        # One thread of Arrow's own would only take turns with this one.
+        in_threads = pa.cpu_count() > 1
+        self._batches = iter(self.parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=in_threads))
         self._reading, self._last, self._at = (number, names), None, 0
+
+    def _rows_at_once(self, number: int, names: list[str]) -> int:
+        """How many rows are decoded together: a whole block of numbers, since every array that is made costs some time."""
+        schema, group = self.parquet.schema_arrow, self.parquet.metadata.row_group(number)
+        widths = [_width(schema.field(name).type) for name in names]
+        known = [width for width in widths if width is not None]
+        if len(known) == len(widths):
+            return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, sum(known))))
+        return max(1, min(BATCH_ROWS, BLOCK_BYTES * int(group.num_rows) // max(1, int(group.total_byte_size))))
 
 
 @contextlib.contextmanager
