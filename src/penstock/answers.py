@@ -144,6 +144,12 @@ def bare(answers: list[Any]) -> list[Any]:
     return [answer.inference if type(answer) is PredictionResult else answer for answer in answers]
 
 
+def is_handed_over(value: Any, references: int) -> bool:
+    """Whether this is an array whose memory is its own and which nobody else has, so that nobody will fill it anew.
+    references: sys.getrefcount() of the variable that holds it, where that is all that should."""
+    return references <= 2 and type(value) is loaded_class("numpy", "ndarray") and bool(value.flags.owndata)
+
+
 def own_answers(answers: Any) -> Any:
     """Answers that share no memory with what their handler may keep, and fill anew for its next batch; on the CPU."""
     if isinstance(answers, dict):

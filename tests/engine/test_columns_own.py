@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.inference.calls import call_model
 
 ROWS = 96
 
@@ -156,6 +157,22 @@ def test_a_handler_of_columns_may_fill_one_buffer_for_each_batch(numbers, kind):
     rows = ps.Pipeline(workers=0) | ps.ReadFromParquet(numbers)
     answered = (rows | ps.RunInference(OfColumns(kind, columns="x"))).collect()
     assert [number_in(row["square"]) for row in answered] == [float(at * at) for at in range(ROWS)]
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "array", "view"])
+def test_only_an_array_that_the_handler_keeps_is_copied(keeps):
+    class MakesArrays(ps.ModelHandler):
+        def run_inference(self, batch, model, inference_args=None):
+            made = np.array(batch)
+            model.append((made, made.ctypes.data) if keeps == "array" else (made[:1], made.ctypes.data))
+            if keeps == "nothing":
+                model[-1] = (None, made.ctypes.data)
+            return made
+
+    model = []
+    answers = call_model(MakesArrays(), model, [1.0, 2.0], None, "step")
+    assert answers.tolist() == [1.0, 2.0]
+    assert (answers.ctypes.data == model[0][1]) == (keeps == "nothing")
 
 
 def test_values_that_are_prepared_in_one_buffer():

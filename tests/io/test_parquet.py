@@ -122,6 +122,19 @@ def test_blocks_are_tables_of_bounded_size(tmp_path: Path) -> None:
     assert len(blocks) > 1
 
 
+def test_numbers_are_decoded_a_block_at_a_time_and_texts_in_smaller_pieces(tmp_path: Path) -> None:
+    numbers = {"i": range(100_000), "f": np.zeros(100_000, np.float32), "b": [True, False] * 50_000}
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(200_000, np.float32)), 2)
+    pq.write_table(pa.table({**numbers, "v": vectors}), tmp_path / "numbers.parquet")
+    pq.write_table(pa.table({**numbers, "s": ["same"] * 100_000}), tmp_path / "texts.parquet")
+    for name, rows_at_once in (("numbers", parquet.BLOCK_ROWS), ("texts", parquet.BATCH_ROWS)):
+        source = source_of(tmp_path / f"{name}.parquet")
+        [split] = source.splits(SplitGoal())
+        chunks = [chunk for block in source.read(split) for chunk in block["i"].chunks]
+        assert max(map(len, chunks)) == rows_at_once
+        assert pa.chunked_array(chunks).to_pylist() == list(numbers["i"])
+
+
 def test_many_small_files_share_a_split(tmp_path: Path) -> None:
     for i in range(30):
         pq.write_table(table(i, i + 1), tmp_path / f"{i:02}.parquet")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any, NamedTuple
 
-from penstock.answers import as_arrays, count_of, is_arrow, own_answers, uneven
+from penstock.answers import as_arrays, count_of, is_arrow, is_handed_over, own_answers, uneven
 from penstock.batching.limits import up_to_bucket
 from penstock.blocks import Block, join, row_count, slice_rows
 from penstock.errors import PredictionCountError
@@ -39,9 +40,11 @@ def call_model(
     else:
         giver = "run_inference_columns()"
         made = handler.run_inference_columns(columns_for(handler, batch), model, args)
+    references = getrefcount(made)
+    needs_copy = not (sent or handler.is_native() or is_handed_over(made, references))
     answers = checked_answers(made, row_count(batch), step, giver)
-    if not sent:
-        answers = own_unless_native(handler, answers)
+    if needs_copy:
+        answers = own_answers(answers)
     return answers if isinstance(batch, list) else _as_columns(answers)
 
 
