@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from penstock.forks import end_if_forked, mapping, this_process
 Items = TypeVar("Items", bound=Sequence[Any])
 
 MOST_TOLD = 256  # places that errors came from, whose text is kept
+SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # flags of code
 SIGNALS = (KeyboardInterrupt, GeneratorExit)  # no errors: they end what runs. SIGTERM is one of the first
 
 
@@ -167,6 +170,31 @@ def has_user_frames(exc: BaseException) -> bool:
 
 def cut_own_frames(exc: BaseException) -> None:
     """Take Penstock's frames out of the tracebacks of an error and of those behind it. All others stay, in order."""
+    for error in _with_causes(exc):
+        error.__traceback__ = _foreign(error.__traceback__)
+
+
+def forget_tracebacks(exc: BaseException) -> None:
+    """Of an error that is told, and of those behind it. They hold the calls that it came through, and those often hold the
+    error: batches would live on with them until a garbage collection."""
+    for error in _with_causes(exc):
+        error.__traceback__ = None
+
+
+def forget_variables(exc: BaseException) -> None:
+    """The same for an error that is still to be told: its traceback stays, without the variables of the calls that are over.
+    Those of generators and coroutines stay, too: they may go on."""
+    for error in _with_causes(exc):
+        frames = error.__traceback__
+        while frames is not None:
+            if not frames.tb_frame.f_code.co_flags & SUSPENDABLE:
+                with contextlib.suppress(RuntimeError):  # this call is not over
+                    frames.tb_frame.clear()
+            frames = frames.tb_next
+
+
+def _with_causes(exc: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [exc]
     while waiting:
@@ -174,7 +202,7 @@ def cut_own_frames(exc: BaseException) -> None:
         if error is not None and id(error) not in seen:
             seen.add(id(error))
             waiting += [error.__cause__, error.__context__]
-            error.__traceback__ = _foreign(error.__traceback__)
+            yield error
 
 
 def _foreign(frames: TracebackType | None) -> TracebackType | None:

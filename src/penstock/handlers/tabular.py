@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from penstock.answers import leave_out, make_room
+from penstock.answers import make_room
 from penstock.errors import BadRowsError, UsageError
 from penstock.handlers.array_answers import answers_of, tuples_by_number
 from penstock.handlers.number_columns import check_names
@@ -22,6 +22,7 @@ from penstock.handlers.tabular_data import (
     matrix_of_rows,
     matrix_of_table,
     rows_not_finite,
+    without_rows_in_place,
 )
 from penstock.inference.handler import ModelHandler
 from penstock.inference.handler_checks import checked_path
@@ -149,7 +150,7 @@ class OfArrays(TabularModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):
 
     def _values_without(self, bad: Mapping[int, Any], matrix: Any, model: Any, inference_args: InferenceArgs) -> Any:
         """The answers to all rows but the bad ones; None if those are refused, too, or there are none."""
-        good = leave_out(matrix, bad)
+        good = without_rows_in_place(matrix, bad)
         with contextlib.suppress(ValueError):
             if len(good):
                 return make_room(super()._run(good, len(good), model, inference_args), len(matrix), bad)

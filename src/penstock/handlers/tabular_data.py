@@ -5,7 +5,7 @@ Rows that are dicts go the way of tables, so that a row gives the same answer wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +81,15 @@ def rows_not_finite(matrix: Matrix) -> Sequence[Sequence[int]]:
     for row, mark in zip(rows.tolist(), marks, strict=True):
         kinds.setdefault(mark.tobytes(), []).append(row)
     return list(kinds.values())
+
+
+def without_rows_in_place(matrix: Matrix, positions: Collection[int]) -> Matrix:
+    """All rows but these, which the others are moved over: a copy of a large matrix costs more than the model's call."""
+    kept = start = 0
+    for at in (*sorted(positions), len(matrix)):
+        matrix[kept : kept + at - start] = matrix[start:at]
+        kept, start = kept + at - start, at + 1
+    return matrix[:kept]
 
 
 def frame_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pd.DataFrame:
