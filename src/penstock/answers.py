@@ -7,6 +7,7 @@ This module never imports a framework: where there is an array, somebody has.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -144,10 +145,20 @@ def bare(answers: list[Any]) -> list[Any]:
     return [answer.inference if type(answer) is PredictionResult else answer for answer in answers]
 
 
+def _references_of_one_variable() -> int:
+    made = object()
+    return sys.getrefcount(made)
+
+
+ALONE = _references_of_one_variable()  # which depends on the version of Python
+
+
 def is_handed_over(value: Any, references: int) -> bool:
     """Whether this is an array whose memory is its own and which nobody else has, so that nobody will fill it anew.
-    references: sys.getrefcount() of the variable that holds it, where that is all that should."""
-    return references <= 2 and type(value) is loaded_class("numpy", "ndarray") and bool(value.flags.owndata)
+    references: sys.getrefcount(made), said in the function whose variable `made` it came back in."""
+    if references > ALONE or type(value) is not loaded_class("numpy", "ndarray"):
+        return False
+    return bool(value.flags.owndata) and not weakref.getweakrefcount(value)
 
 
 def own_answers(answers: Any) -> Any:

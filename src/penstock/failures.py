@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from penstock.display import Displayed, Look, one_line
 from penstock.errors import UsageError
-from penstock.rows import SIGNALS, forget_tracebacks, safe_str, user_traceback
+from penstock.rows import SIGNALS, forget_variables, safe_str, user_traceback
 
 # The kinds.
 RAISED = "raised"
@@ -51,9 +51,9 @@ class Failure(Displayed):
         model_id: str | None = None,
         group: int = 1,
     ) -> Failure:
-        """The failure that an error is. The error itself is not kept, and loses its traceback."""
+        """The failure that an error is. The error is not kept, nor the variables of the calls that it came through."""
         message, trace = safe_str(exc)[:MOST_TEXT], user_traceback(exc)[-MOST_TEXT:]
-        forget_tracebacks(exc)
+        forget_variables(exc)
         model_id = None if model_id is None else str(model_id)  # text, whatever the handler says
         return cls(step, kind, type(exc).__name__, message, trace, attempts, model_id, group)
 

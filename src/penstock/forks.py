@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _forks = 0  # that lie between this process and the one that imported this module
@@ -40,12 +39,18 @@ def end_if_forked(began: int, step: str) -> None:
         os._exit(1)  # nothing is flushed or closed: it is all the parent's
 
 
-@contextmanager
-def mapping(rows: Iterator[Any]) -> Iterator[None]:
-    """While a function is called with these: a process that it forks finds none left."""
-    before = getattr(_here, "rows", ())
-    _here.rows = rows
-    try:
-        yield
-    finally:
-        _here.rows = before
+class Mapped:
+    """While a function is called with these rows: a process that it forks finds none left. (No @contextmanager: that sets
+    attributes of errors, whose class may be frozen.)"""
+
+    __slots__ = ("_before", "_rows")
+
+    def __init__(self, rows: Iterator[Any]) -> None:
+        self._rows = rows
+
+    def __enter__(self) -> None:
+        self._before = getattr(_here, "rows", ())
+        _here.rows = self._rows
+
+    def __exit__(self, *_: object) -> None:
+        _here.rows = self._before

@@ -95,10 +95,13 @@ class Tried:
         except self._retry.on as exc:
             tries = self._new_tries(self._retry)
             error: BaseException = exc
-        while tries.again(error):
-            self.made = tries.made
-            try:
-                return self._function(row)
-            except Exception as exc:
-                error = exc
-        raise error
+        try:
+            while tries.again(error):
+                self.made = tries.made
+                try:
+                    return self._function(row)
+                except Exception as exc:
+                    error = exc
+            raise error
+        finally:
+            del error  # see forget_variables()

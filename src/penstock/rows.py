@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import length_hint
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import StepError
-from penstock.forks import end_if_forked, mapping, this_process
+from penstock.forks import Mapped, end_if_forked, this_process
 
 Items = TypeVar("Items", bound=Sequence[Any])
 
@@ -42,28 +41,39 @@ def map_rows(
     """[function(row) for row in rows]; each row is passed exactly once.
 
     An error ends it, unless `forgive`, told the row's position and the error, says to go on: that row is then None."""
+    if forgive is not None:
+        return _map_forgiving(function, rows, step, forgive)
+    rest, began = iter(rows), this_process()
+    try:
+        with Mapped(rest):
+            done = [function(row) for row in rest]  # map() calls functions of Python from C, which takes a tenth longer
+        end_if_forked(began, step)
+    except BaseException as exc:
+        end_if_forked(began, step)
+        let_through(exc)
+        raise row_error(step, rows[len(rows) - length_hint(rest) - 1], exc) from exc
+    return done
+
+
+def _map_forgiving(
+    function: Callable[[Any], Any], rows: list[Any], step: str, forgive: Callable[[int, BaseException], bool]
+) -> list[Any]:
     done: list[Any] = []
-    rest = iter(rows)
-    began = this_process()
+    rest, began = iter(rows), this_process()
     while True:
-        error: BaseException = StopIteration("raised by the step's function")
         try:
-            with mapping(rest):
-                if forgive is None:
-                    done = [function(row) for row in rest]  # a tenth quicker than map(), whose calls come from C
-                else:
-                    done.extend(map(function, rest))  # on an error, what was done before it stays in the list
+            with Mapped(rest):
+                done.extend(map(function, rest))  # on an error, what was done before it stays in the list
             end_if_forked(began, step)
-            if len(done) >= len(rows):  # map() takes a StopIteration from the function for its own end
+            if len(done) >= len(rows):
                 return done
+            raise StopIteration("raised by the step's function")  # which map() has taken for its own end
         except BaseException as exc:
             end_if_forked(began, step)
             let_through(exc)
-            error = exc
-        at = len(done) if forgive is not None else len(rows) - length_hint(rest) - 1
-        if forgive is None or not forgive(at, error):
-            raise row_error(step, rows[at], error) from error
-        done.append(None)
+            if not forgive(len(done), exc):
+                raise row_error(step, rows[len(done)], exc) from exc
+            done.append(None)
 
 
 def many(made: Any, giver: str, one: str = "for one row, return [row]") -> Any:
@@ -171,30 +181,35 @@ def has_user_frames(exc: BaseException) -> bool:
 def cut_own_frames(exc: BaseException) -> None:
     """Take Penstock's frames out of the tracebacks of an error and of those behind it. All others stay, in order."""
     for error in _with_causes(exc):
-        error.__traceback__ = _foreign(error.__traceback__)
-
-
-def forget_tracebacks(exc: BaseException) -> None:
-    """Of an error that is told, and of those behind it. They hold the calls that it came through, and those often hold the
-    error: batches would live on with them until a garbage collection."""
-    for error in _with_causes(exc):
-        error.__traceback__ = None
+        error.with_traceback(_foreign(error.__traceback__))  # no attribute is set: a class of errors may be frozen
 
 
 def forget_variables(exc: BaseException) -> None:
-    """The same for an error that is still to be told: its traceback stays, without the variables of the calls that are over.
-    Those of generators and coroutines stay, too: they may go on."""
+    """Clear the variables of all calls that are over and that an error, or one behind it, came through. Its traceback can
+    still be reported.
+
+    A traceback holds these calls, and the calls around them, and they often hold the error: without this, whole batches
+    would live on until a garbage collection. So whoever catches errors must not keep one in a variable when it returns."""
     for error in _with_causes(exc):
         frames = error.__traceback__
         while frames is not None:
-            if not frames.tb_frame.f_code.co_flags & SUSPENDABLE:
-                with contextlib.suppress(RuntimeError):  # this call is not over
-                    frames.tb_frame.clear()
+            _clear(frames.tb_frame)
             frames = frames.tb_next
 
 
+def _clear(frame: FrameType | None) -> None:
+    """A call, and those around it as far as they are over."""
+    while frame is not None:
+        if not frame.f_code.co_flags & SUSPENDABLE:  # a generator may go on
+            try:
+                frame.clear()
+            except RuntimeError:
+                return  # it is not over
+        frame = frame.f_back
+
+
 def _with_causes(exc: BaseException) -> Iterator[BaseException]:
-    """An error and those behind it, each once."""
+    """An error and those behind it, or in it, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [exc]
     while waiting:
@@ -202,6 +217,7 @@ def _with_causes(exc: BaseException) -> Iterator[BaseException]:
         if error is not None and id(error) not in seen:
             seen.add(id(error))
             waiting += [error.__cause__, error.__context__]
+            waiting += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
             yield error
 
 
@@ -238,13 +254,17 @@ def user_traceback(exc: BaseException) -> str:
         return f"{type(exc).__name__}: {safe_str(exc)}"
 
 
+_CONTEXT: Any = BaseException.__dict__["__context__"]
+
+
 def _forget_earlier_calls(exc: BaseException) -> None:
     """Rows of a batch that failed are called for again while Penstock handles its error: that is not how this one arose."""
     error: BaseException | None = exc
     while error is not None:
         before = error.__context__
         if before is not error.__cause__ and before is not None and before.__traceback__ and _is_own(before.__traceback__):
-            error.__context__ = before = None  # Penstock has caught it, and not the user's code
+            _CONTEXT.__set__(error, None)  # Penstock has caught it, and not the user's code. Its class may be frozen
+            before = None
         error = before
 
 

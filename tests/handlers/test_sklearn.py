@@ -640,3 +640,14 @@ def test_an_error_of_a_row_names_the_file_of_the_model(tmp_path: Path) -> None:
     with pytest.raises(StepError, match="X has 4 features, but LinearRegression is expecting 3") as caught:
         rows.collect()
     assert str(caught.value).splitlines()[-1] == f"  model: {path}"
+
+
+def test_a_model_that_changes_its_input_in_place_answers_the_rows_beside_nan(tmp_path: Path) -> None:
+    scaled = make_pipeline(StandardScaler(copy=False), LinearRegression()).fit(X.copy(), X[:, 0])
+    path = tmp_path / "model.pickle"
+    path.write_bytes(pickle.dumps(scaled))
+    handler = SklearnModelHandlerNumpy(str(path), ModelFileType.PICKLE, trusted=True)
+    rows = [X[0], np.full(X.shape[1], np.nan), X[1]]
+    good, bad = ps.Pipeline(workers=0) | ps.Create(rows) | ps.RunInference(handler).with_exception_handling()
+    np.testing.assert_allclose([result.inference for result in good.collect()], X[:2, 0])
+    assert len(bad.failed_inferences.collect()) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from penstock.answers import make_room
@@ -64,11 +64,15 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
 
     def run_inference(self, batch: Sequence[ExampleT], model: Any, inference_args: InferenceArgs = None) -> Any:
         order = self._order(batch[0], model)
-        return self._run(_arranged(self._data_of_rows(batch), order), len(batch), model, inference_args)
+        return self._answered(lambda: _arranged(self._data_of_rows(batch), order), len(batch), model, inference_args)
 
     def _order(self, named: Any, model: Any) -> Sequence[int] | None:
         """Where each feature of the model is among the columns of a table or of a first row; None: as they come."""
         return None
+
+    def _answered(self, make_data: Callable[[], Any], rows: int, model: Any, inference_args: InferenceArgs) -> Any:
+        """make_data: gives the model's input. The model may change what it is called with."""
+        return self._run(make_data(), rows, model, inference_args)
 
     def _run(self, data: Any, rows: int, model: Any, inference_args: InferenceArgs) -> Any:
         return answers_of(self._call(model, data, inference_args), rows)
@@ -93,8 +97,8 @@ class TabularModelHandler(ModelHandler[ExampleT, PredictionResult, Any], Generic
     def run_inference_columns(self, table: pa.Table, model: Any, inference_args: InferenceArgs = None) -> Any:
         check_names(self.input_columns(), table.column_names)
         order = self._order(table, model)
-        data = _arranged(self._data_of_table(table), order)
-        return tuples_by_number(self._run(data, table.num_rows, model, inference_args))
+        answers = self._answered(lambda: _arranged(self._data_of_table(table), order), table.num_rows, model, inference_args)
+        return tuples_by_number(answers)
 
     def model_id(self) -> str:
         return without_secrets(str(self._model_uri))
@@ -123,12 +127,12 @@ class OfArrays(TabularModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):
     def _data_of_table(self, table: pa.Table) -> np.ndarray[Any, Any]:
         return matrix_of_table(table, self.input_columns())
 
-    def _run(self, data: Any, rows: int, model: Any, inference_args: InferenceArgs) -> Any:
+    def _answered(self, make_data: Callable[[], Any], rows: int, model: Any, inference_args: InferenceArgs) -> Any:
         try:
-            return super()._run(data, rows, model, inference_args)
+            return super()._answered(make_data, rows, model, inference_args)
         except ValueError as exc:  # of XGBoost's, too
             if self.retry_safe and rows > 1 and NOT_FINITE.search(str(exc)):
-                self._raise_for_not_finite(data, model, inference_args)
+                self._raise_for_not_finite(make_data(), model, inference_args)
             raise
 
     def _raise_for_not_finite(self, matrix: Any, model: Any, inference_args: InferenceArgs) -> None:
@@ -153,11 +157,11 @@ class OfArrays(TabularModelHandler["np.ndarray[Any, Any] | Mapping[str, Any]"]):
         good = without_rows_in_place(matrix, bad)
         with contextlib.suppress(ValueError):
             if len(good):
-                return make_room(super()._run(good, len(good), model, inference_args), len(matrix), bad)
+                return make_room(self._run(good, len(good), model, inference_args), len(matrix), bad)
         return None
 
     def changes_rows(self) -> bool:
-        """The model gets a matrix of its own."""
+        """Not where only the model sees them, as a matrix that was made for it."""
         return not self.is_native()
 
     def check_columns(self, schema: pa.Schema) -> None:

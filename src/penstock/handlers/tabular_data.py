@@ -84,7 +84,8 @@ def rows_not_finite(matrix: Matrix) -> Sequence[Sequence[int]]:
 
 
 def without_rows_in_place(matrix: Matrix, positions: Collection[int]) -> Matrix:
-    """All rows but these, which the others are moved over: a copy of a large matrix costs more than the model's call."""
+    """All rows but these, moved together in the memory of the matrix, which cannot be used any more: to copy a large one
+    takes longer than the model's call."""
     kept = start = 0
     for at in (*sorted(positions), len(matrix)):
         matrix[kept : kept + at - start] = matrix[start:at]

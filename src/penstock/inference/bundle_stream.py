@@ -138,6 +138,9 @@ class InferenceStream:
 
     def close(self) -> None:
         """Whatever happened; what is in flight, nobody wants."""
+        self._last = None  # this object has cycles: what it holds would wait for a garbage collection
+        self._pending.clear()
+        self._failed.clear()
         self._lane.close()
         self._preparers.close()  # they have lanes of their own, where preparing has a process
 

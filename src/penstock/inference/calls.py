@@ -40,7 +40,7 @@ def call_model(
     else:
         giver = "run_inference_columns()"
         made = handler.run_inference_columns(columns_for(handler, batch), model, args)
-    references = getrefcount(made)
+    references = getrefcount(made)  # before anything else has it
     needs_copy = not (sent or handler.is_native() or is_handed_over(made, references))
     answers = checked_answers(made, row_count(batch), step, giver)
     if needs_copy:

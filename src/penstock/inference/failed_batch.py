@@ -15,7 +15,7 @@ from penstock.inference.submitted_rows import SubmittedRows
 from penstock.models.outcome import Outcome
 from penstock.retry import Tries
 from penstock.row_copies import as_text
-from penstock.rows import after, forget_tracebacks, forget_variables, let_through, row_error, safe_str, shorten, without
+from penstock.rows import after, forget_variables, let_through, row_error, safe_str, shorten, without
 
 if TYPE_CHECKING:
     from penstock.inference.model import ModelCopy
@@ -53,13 +53,15 @@ class FailedBatch:
         self._tries = Tries(how.retry)
         self._holds_back = holds_back and self._handler.retry_safe
         self._too_large: int | None = None  # rows that did not fit, the last time that some did not
-        self._raised: list[BaseException] = []  # by the calls of the search
+        self._raised: list[BaseException] = []  # by the first call and those of the search, until the outcome is known
 
     def outcome(self, exc: BaseException) -> Outcome:
         """What the batch comes to whose first call has raised this."""
-        made = self._outcome(exc)
-        for error in (exc, *self._raised):
-            forget_tracebacks(error)
+        self._raised.append(exc)
+        del exc  # see forget_variables()
+        made = self._outcome(self._raised[0])
+        while self._raised:
+            forget_variables(self._raised.pop())
         return made
 
     def _outcome(self, exc: BaseException) -> Outcome:
@@ -118,7 +120,7 @@ class FailedBatch:
             if error is not None:
                 self._raised.append(error)
                 if self._handling is not None:
-                    forget_variables(error)  # rows among them, of which every call has its own
+                    forget_variables(error)  # every call has rows of its own; an error that ends the run keeps all it has
                 return None, error
 
     def _blamable(self, exc: BaseException, rows: int) -> BaseException | None:

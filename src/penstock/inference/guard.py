@@ -10,7 +10,7 @@ from penstock.errors import UsageError
 from penstock.failures import RAISED, Failure, Handling
 from penstock.inference.path import RowPath, name_of
 from penstock.row_copies import own_rows, told_once
-from penstock.rows import forget_tracebacks, let_through, map_rows
+from penstock.rows import forget_variables, let_through, map_rows
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Guard:
             let_through(exc)
             if self.handling is None:
                 raise
-            forget_tracebacks(exc)  # each row says why it fails
+            forget_variables(exc)  # each row says why it fails
         made: list[Any] = []
         failed: dict[int, Failure] = {}
         for at, row in enumerate(rows):
@@ -70,10 +70,9 @@ class Guard:
                 made += function([row])
             except BaseException as exc:
                 let_through(exc)
-                origin = exc.__cause__ or exc
-                if isinstance(exc, UsageError) or not self.handling.handles(origin):
+                if isinstance(exc, UsageError) or not self.handling.handles(exc.__cause__ or exc):
                     raise
-                failed[at] = self.failure(origin)
+                failed[at] = self.failure(exc.__cause__ or exc)
                 made.append(None)
         return made, failed
 

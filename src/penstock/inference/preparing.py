@@ -115,16 +115,17 @@ class ThreadPreparer:
 
     def prepare_with(self, tool: Any, examples: list[Any], args: Any) -> tuple[list[Any], dict[int, Failure]]:
         values, errors = self._tried(examples, tool, args)
-        failed: dict[int, Failure] = {}
-        for at, error in errors.items():
-            handling, why = self._guard.handling, told_once([examples[at]]) if self._may_change else ""
-            if handling is None or not handling.handles(error):
-                raised = row_error(f"{self._guard.step} (preparing)", examples[at], error)
-                if why:
-                    raised.add_note(why)
-                raise raised from error
-            failed[at] = self._guard.failure(error, PREPARING).because(why)
+        failed = {at: self._failure(examples[at], errors.pop(at)) for at in list(errors)}  # none stays here
         return values, failed
+
+    def _failure(self, example: Any, error: BaseException) -> Failure:
+        handling, why = self._guard.handling, told_once([example]) if self._may_change else ""
+        if handling is None or not handling.handles(error):
+            raised = row_error(f"{self._guard.step} (preparing)", example, error)
+            if why:
+                raised.add_note(why)
+            raise raised from error
+        return self._guard.failure(error, PREPARING).because(why)
 
     def _tried(self, examples: list[Any], tool: Any, args: Any) -> tuple[list[Any], dict[int, BaseException]]:
         """The values, and the errors of examples that cannot be prepared. One that cannot be copied is given once."""

@@ -150,7 +150,7 @@ def _least_width(kind: pa.DataType) -> int:
 
 
 def _width(kind: pa.DataType) -> int | None:
-    """Bytes of one value, where all have the same."""
+    """Bytes of one value; None where they differ."""
     import pyarrow.types as types
 
     if types.is_fixed_size_list(kind):
@@ -246,7 +246,7 @@ class _OpenFile:
         import pyarrow as pa
 
         rows = self._rows_at_once(number, names)
-        # One thread of Arrow's own would only take turns with this one.
+        # With one CPU, a thread of Arrow's would only take turns with this one.
         in_threads = pa.cpu_count() > 1
         self._batches = iter(self.parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=in_threads))
         self._reading, self._last, self._at = (number, names), None, 0
