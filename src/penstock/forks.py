@@ -39,7 +39,7 @@ def end_if_forked(began: int, step: str) -> None:
         os._exit(1)  # nothing is flushed or closed: it is all the parent's
 
 
-class Mapped:
+class RowsToMap:
     """While a function is called with these rows: a process that it forks finds none left. (No @contextmanager: that sets
     attributes of errors, whose class may be frozen.)"""
 

@@ -11,7 +11,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import StepError
-from penstock.forks import Mapped, end_if_forked, this_process
+from penstock.forks import RowsToMap, end_if_forked, this_process
 
 Items = TypeVar("Items", bound=Sequence[Any])
 
@@ -45,7 +45,7 @@ def map_rows(
         return _map_forgiving(function, rows, step, forgive)
     rest, began = iter(rows), this_process()
     try:
-        with Mapped(rest):
+        with RowsToMap(rest):
             done = [function(row) for row in rest]  # map() calls functions of Python from C, which takes a tenth longer
         end_if_forked(began, step)
     except BaseException as exc:
@@ -62,7 +62,7 @@ def _map_forgiving(
     rest, began = iter(rows), this_process()
     while True:
         try:
-            with Mapped(rest):
+            with RowsToMap(rest):
                 done.extend(map(function, rest))  # on an error, what was done before it stays in the list
             end_if_forked(began, step)
             if len(done) >= len(rows):
