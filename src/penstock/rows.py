@@ -190,21 +190,21 @@ def forget_variables(exc: BaseException) -> None:
 
     A traceback holds these calls, and the calls around them, and they often hold the error: without this, whole batches
     would live on until a garbage collection. So whoever catches errors must not keep one in a variable when it returns."""
+    met: set[FrameType] = set()
     for error in _with_causes(exc):
-        frames = error.__traceback__
-        while frames is not None:
-            _clear(frames.tb_frame)
-            frames = frames.tb_next
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):  # from the innermost call outwards
+            _clear(frame, met)
 
 
-def _clear(frame: FrameType | None) -> None:
-    """A call, and those around it as far as they are over."""
-    while frame is not None:
+def _clear(frame: FrameType | None, met: set[FrameType]) -> None:
+    """A call, and those around it as far as they are over. met: those that were looked at."""
+    while frame is not None and frame not in met:
+        met.add(frame)
         if not frame.f_code.co_flags & SUSPENDABLE:  # a generator may go on
             try:
                 frame.clear()
-            except RuntimeError:
-                return  # it is not over
+            except RuntimeError:  # it is not over
+                return
         frame = frame.f_back
 
 
